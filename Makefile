@@ -55,6 +55,16 @@ EXAMPLES ?= 100
 fuzz: $(DEV) ## Send requests made from the OpenAPI document, EXAMPLES=100 for each route
 	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES) $(ARGS)
 
+# Builds the image without a daemon, and starts it as a container would. Debian's packages for it are installed once.
+.PHONY: image
+image: PROGRAMS = buildah debootstrap
+image: $(DEV) packages ## Build the container image, start it, and print its size and times
+	$(BIN)/python -m tests.image
+
+.PHONY: release
+release: $(DEV) ## Build wheel, sdist, SBOM and checksums into dist/, and try them on every Python here
+	$(BIN)/python -m tests.release
+
 # The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
 PAGES = src/conveyor/dashboard/static
 DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
@@ -71,12 +81,16 @@ PROGRAMS = chromium pgbouncer
 MISSING = $(shell export PATH="$$PATH:/usr/sbin"; for each in $(PROGRAMS); do command -v $$each > /dev/null || echo $$each; done)
 APT = apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -y --no-install-recommends install $(MISSING) > /dev/null
 
+# apt-get waits for the lock of dpkg by itself, for that of the lists of packages it does not.
+UPDATE = for n in $$(seq 60); do said=$$(LC_ALL=C apt-get -qq update 2>&1) && break; \
+	case $$said in *'get lock'*) sleep 5 ;; *) echo "$$said" >&2; exit 1 ;; esac; done
+
 .PHONY: packages
 packages:
 	@[ -z '$(MISSING)' ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; } || \
 		{ echo 'The tests need $(MISSING): install it first (Debian, Ubuntu: apt-get install $(MISSING)).' >&2; exit 1; }
 	@[ -z '$(MISSING)' ] || { echo 'Installing $(MISSING)'; export DEBIAN_FRONTEND=noninteractive; \
-		$(APT) 2> /dev/null || { apt-get -qq -o DPkg::Lock::Timeout=300 update > /dev/null && $(APT); }; }
+		$(APT) 2> /dev/null || { $(UPDATE) && $(APT); }; }
 
 .PHONY: format
 format: $(DEV) ## Format the source and fix what the linter can fix
@@ -115,7 +129,9 @@ LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.
 lock: $(DEV) ## Rewrite the lock files (ARGS=--upgrade for newer versions)
 	$(LOCK) -o requirements/run.txt --extra server pyproject.toml
 	$(LOCK) -o requirements/build.txt -c requirements/run.txt requirements/build.in
-	$(LOCK) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt --extra dev pyproject.toml
+	$(LOCK) -o requirements/image.txt -c requirements/run.txt --extra aws --extra otel --extra postgres pyproject.toml
+	$(LOCK) -o requirements/parquet.txt requirements/parquet.in
+	$(LOCK) -o requirements/dev.txt -c requirements/image.txt -c requirements/parquet.txt -c requirements/build.txt --extra dev pyproject.toml
 	$(filter-out --universal,$(LOCK)) -o requirements/peers.txt requirements/peers.in
 
 .PHONY: clean

@@ -141,16 +141,18 @@ def _stack(postgres: str | None) -> str:
     return "embedded" if postgres is None else "postgres"
 
 
-def _engines(postgres: str | None) -> dict[str, str]:
+def _engines(postgres: str | None, place: str) -> dict[str, str]:
     if postgres is None:
         return {}
     url = asyncio.run(fresh_schema(postgres, "latency"))
-    return dict.fromkeys(("CONVEYOR_RECORDS", "CONVEYOR_TASKS", "CONVEYOR_QUEUE"), url)
+    engines = dict.fromkeys(("CONVEYOR_RECORDS", "CONVEYOR_TASKS", "CONVEYOR_QUEUE"), url)
+    blobs = f"file://{Path(place).absolute()}/data/blobs"
+    return {**engines, "CONVEYOR_BLOBS": blobs, "CONVEYOR_SIGNING_KEY": "s" * 32}
 
 
 def one_task(kind: str, count: int, postgres: str | None, place: str) -> dict[str, Any]:
     """Submit one job after the other. The first ones warm the server up and do not count."""
-    with _up(place, _engines(postgres)) as server, nginx.serving(Path(place)) as site:
+    with _up(place, _engines(postgres, place)) as server, nginx.serving(Path(place)) as site:
         client = Connection(server)
         submits, whole = [], []
         for number in range(-5, count):
@@ -201,7 +203,7 @@ def bare_pairs(count: int, place: str) -> dict[str, Any]:
 
 def idled(jobs: int, state: str, postgres: str | None, place: str) -> dict[str, Any]:
     """The share of a core, in percent, that a server takes whose jobs have nothing to do."""
-    with _up(place, _engines(postgres)) as server:
+    with _up(place, _engines(postgres, place)) as server:
         client = Connection(server)
         for _ in range(jobs):
             job = json.loads(client.send("POST", "/v1/jobs", {"kind": "fetch", "mode": "open"}))["id"]

@@ -154,6 +154,7 @@ async def _seeded(kind: str, jobs: int, tasks: int, postgres: str | None, site: 
     urls = {}
     if postgres is not None:
         urls = dict.fromkeys(("records", "tasks", "queue"), await fresh_schema(postgres, "small"))
+        urls |= {"blobs": f"file://{Path(place).absolute()}/data/blobs", "signing_key": "s" * 32}
     data = Path(place) / "data"
     limit = max(1000, tasks)
     settings = Settings.load(

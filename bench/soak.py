@@ -241,6 +241,7 @@ def _environment(place: Path, postgres: Server, redis: RedisServer) -> dict[str,
         "CONVEYOR_QUEUE": postgres.url,
         "CONVEYOR_COORDINATOR": redis.url,
         "CONVEYOR_APP": "bench.app",
+        "CONVEYOR_BLOBS": f"file://{place.absolute()}/data/blobs",
         "CONVEYOR_SIGNING_KEY": "s" * 32,
         "CONVEYOR_LOG_LEVEL": "warning",
     }

@@ -65,6 +65,7 @@ class Embedded:
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         self.submit = Submit(system)
         self._opened: Mapping[JobKind, Executor] = {}
+        self._services: Sequence[Service] = ()
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
@@ -83,7 +84,7 @@ class Embedded:
             for role in roles
             if purges or not isinstance(role, Retention)
         ]
-        services = [Service(role, self.system.clock) for role in chosen]
+        self._services = services = [Service(role, self.system.clock) for role in chosen]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
         try:
             async with self._listening(chosen):
@@ -119,6 +120,11 @@ class Embedded:
         with nullcontext() if self.system.offers is None else self.system.offers(offered):
             async with self.system.wakes(heard):
                 yield
+
+    def failing_role(self) -> str | None:
+        """The name of a role all of whose ticks have failed for CONVEYOR_UNHEALTHY_SECONDS; None if there is none."""
+        limit = self.system.settings.unhealthy_seconds
+        return next((each.role.name for each in self._services if each.failing_seconds() >= limit), None)
 
     async def until_ready(self) -> None:
         """Wait for the processes that work for this one. Not needed to submit: what is there waits for them."""

@@ -32,7 +32,8 @@ class ConveyorError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str | None = None, **details: Any) -> None:
-        self.message = message or (type(self).__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
+        # From 3.13 on, Python removes the indentation of docstrings by itself.
+        self.message = message or " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
         self.details = details
         super().__init__(self.message)
 

@@ -39,6 +39,8 @@ class Service:
         self._clock = clock
         self._wake = asyncio.Event()
         self._stopping = False
+        # Since when every tick has failed, in monotonic time.
+        self._failing_since: float | None = None
         role.wake = self.wake
 
     def wake(self) -> None:
@@ -49,6 +51,10 @@ class Service:
         """Finish the current tick, close the role and return from `run`."""
         self._stopping = self.role.stopping = True
         self._wake.set()
+
+    def failing_seconds(self) -> float:
+        """For how long every tick has failed; 0 if the last one did not."""
+        return 0.0 if self._failing_since is None else self._clock.monotonic() - self._failing_since
 
     async def run(self) -> None:
         pause = _FIRST_PAUSE
@@ -76,7 +82,10 @@ class Service:
             delay = await self.role.tick()
         except Exception:
             metrics.TICK_ERRORS.add(1, role)
+            if self._failing_since is None:
+                self._failing_since = began
             raise
+        self._failing_since = None
         metrics.TICK_SECONDS.observe(self._clock.monotonic() - began, role)
         metrics.TICKED_AT.set(self._clock.now(), role)
         return delay

@@ -6,9 +6,11 @@ Each field is the variable CONVEYOR_<FIELD>; its comment is its description in `
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -36,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Where to keep leases and limits: redis://…, redis+cluster://… or redis+sentinel://…. Default: the embedded
     # database.
     coordinator: str | None = None
-    # Where to keep lists, bodies and exports: s3://…, gs://… or az://…. Default: a directory under `data`.
+    # Where to keep lists, bodies and exports: s3://…, gs://…, az://…, or file:///DIR for a directory that all processes
+    # share. Default: a directory under `data`.
     blobs: str | None = None
     # Address that the API listens on.
     host: str = "127.0.0.1"
@@ -48,6 +51,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Addresses and networks of proxies whose X-Forwarded-Proto, -For and -Host count, separated by spaces: 10.0.0.0/8.
     # Default: none.
     trusted_proxies: str | None = None
+    # URL by which clients reach the API, such as https://jobs.example.com, for links in events and in answers to state
+    # machines. Default: events have no links, and answers have paths.
+    public_url: str | None = None
+    # How long an idle connection to the API stays open, in seconds. Keep it longer than a load balancer's idle timeout.
+    keep_alive_seconds: float = 75.0
+    # How long a process may take to stop after SIGTERM, in seconds; open responses are cut off after a sixth of it.
+    drain_seconds: float = 60.0
     # Server that the command line talks to.
     url: str = "http://127.0.0.1:8080"
     # API key that the command line sends. Default: the key that `conveyor up` left in the data directory.
@@ -244,6 +254,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int = 0
     # Address of CONVEYOR_METRICS_PORT; any other than loopback requires CONVEYOR_METRICS_TOKEN.
     metrics_host: str = "127.0.0.1"
+    # How long all ticks of a role may fail before /healthz on CONVEYOR_METRICS_PORT fails, in seconds.
+    unhealthy_seconds: float = 300.0
     # Interval between two samples of queue depth and age for the metrics, in seconds.
     sample_seconds: float = 15.0
     # Namespace under which the sampler also prints its backlog, on standard output, as embedded metrics of CloudWatch.
@@ -295,6 +307,9 @@ _MINIMUM = {
     "workers": 1,
     "worker_concurrency": 1,
     "fetchers": 0,
+    "keep_alive_seconds": 0,
+    "drain_seconds": 1,
+    "unhealthy_seconds": 1,
     "max_inline_tasks": 1,
     "max_request_bytes": 1024,
     "max_lost_starts": 1,
@@ -369,6 +384,7 @@ _MINIMUM = {
     "sample_seconds": 0.01,
     "trace_ratio": 0,
 }
+_PUBLIC_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _LOG_FORMATS = ("auto", "console", "json")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -382,6 +398,9 @@ def _check(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}PORT must be between 0 and 65535")
     if not all(_is_network(text) for text in (settings.trusted_proxies or "").split()):
         raise InvalidSetting(f"{PREFIX}TRUSTED_PROXIES must be addresses or networks, separated by spaces: 10.0.0.0/8")
+    if settings.public_url is not None and not _PUBLIC_URL.fullmatch(settings.public_url):
+        raise InvalidSetting(f"{PREFIX}PUBLIC_URL must be a URL without a query: https://jobs.example.com")
+    blob_directory(settings)
     _check_telemetry(settings)
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
@@ -404,6 +423,24 @@ def _check_telemetry(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}OTLP_ENDPOINT must be a URL: http://HOST:4318")
     if settings.log_format not in _LOG_FORMATS:
         raise InvalidSetting(f"{PREFIX}LOG_FORMAT must be one of {', '.join(_LOG_FORMATS)}")
+
+
+def blob_directory(settings: Settings) -> Path | None:
+    """The directory that holds the blobs; None where an object store does."""
+    if settings.blobs is None:
+        return settings.data / "blobs"
+    if not settings.blobs.startswith("file:"):
+        return None
+    place = urlsplit(settings.blobs)
+    path = Path(unquote(place.path))
+    if place.netloc or place.query or place.fragment or not place.path.startswith("/") or path == Path("/"):
+        raise InvalidSetting(f"{PREFIX}BLOBS must name an absolute directory: file:///srv/conveyor/blobs")
+    return path
+
+
+def public_link(public_url: str | None, link: str) -> str:
+    """A path of the API as an absolute link, where CONVEYOR_PUBLIC_URL says how clients reach it."""
+    return link if public_url is None or not link.startswith("/") else public_url.rstrip("/") + link
 
 
 def is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ one engine: records, tasks and queue on one Postgres are one database, so one tr
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from conveyor import faults
+from conveyor.auth.durable_file import write_durably
 from conveyor.auth.signing import signing_key
 from conveyor.clock import Clock, SystemClock
 from conveyor.coordination.ready_marks import (
@@ -40,7 +42,8 @@ from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.task_router import ReachableJobs, TaskRouter, store_id
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
-from conveyor.settings import Settings
+from conveyor.faults import crashpoint
+from conveyor.settings import Settings, blob_directory
 from conveyor.telemetry.seams import measured_engine, metered_records
 from conveyor.telemetry.traces import tracing_to
 
@@ -61,8 +64,10 @@ _SCHEMES = {
     "other_tasks": ("postgres", "dynamodb"),
     "queue": ("postgres", "sqs"),
     "coordinator": _REDIS,
-    "blobs": ("s3", "gs", "az"),
+    "blobs": ("s3", "gs", "az", "file"),
 }
+# Beside the database and the blobs, in the data directory.
+_KEY_FILES = ("signing.key", "local.key")
 # Queues that only Conveyor itself may send to.
 _OWN_QUEUES = ("control", "overdue")
 _EXTRAS = dict.fromkeys(("postgres", *_REDIS), "postgres")
@@ -103,6 +108,26 @@ class System:
     source_buckets: SourceBuckets = field(default_factory=NoSourceBuckets)
     # State machines and event buses that get the events of jobs.
     event_targets: EventTargets = field(default_factory=NoEventTargets)
+
+
+def check_shared_engines(settings: Settings) -> None:
+    """Raise InvalidSetting if this process would keep for itself what all processes on shared engines must have in
+    common: the blobs, and the key that signs links."""
+    if not any(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
+        return
+    answers = {
+        "CONVEYOR_BLOBS": (settings.blobs, "s3://…, or file:///DIR for a directory that all processes share"),
+        "CONVEYOR_SIGNING_KEY": (
+            settings.signing_key,
+            "a secret of at least 32 characters, the same for all processes",
+        ),
+    }
+    missing = [f"{name} ({form})" for name, (answer, form) in answers.items() if answer is None]
+    if missing:
+        raise InvalidSetting(
+            f"Shared engines need {' and '.join(missing)}. Without it, each process has its own, and others cannot "
+            "read its bodies or open its links."
+        )
 
 
 def exposed_data(settings: Settings) -> list[Path]:
@@ -205,7 +230,9 @@ def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
 
 def _engine(settings: Settings, seam: str) -> str:
     """The name of the engine behind a seam, for metrics."""
-    return _scheme(settings, seam) or ("local" if seam == "blobs" else "sqlite")
+    if seam == "blobs" and blob_directory(settings) is not None:
+        return "local"
+    return _scheme(settings, seam) or "sqlite"
 
 
 async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
@@ -316,6 +343,47 @@ async def _rewritten(settings: Settings) -> bool:
     return await asyncio.to_thread(rewrite_database, settings.data)
 
 
+class EmbeddedCopy(NamedTuple):
+    """What a copy of the embedded engines holds: the database and all blobs."""
+
+    files: int
+    bytes: int
+    # Whether a server was running meanwhile.
+    is_live: bool
+
+
+def copy_embedded(settings: Settings, place: Path) -> EmbeddedCopy:
+    """Copy the embedded engines to a directory, also while a server uses them: the database as it is at one moment,
+    then the blobs, then the keys. A second call brings the copy up to date."""
+    from conveyor.engines.local_copy import copy_blobs
+    from conveyor.engines.sqlite.online_copy import owned_if_free, snapshot
+
+    blobs = blob_directory(settings)
+    assert blobs is not None
+    with owned_if_free(settings.data) as is_live:
+        copy = place / "conveyor.db"
+        crashpoint("backup.snapshot.before")
+        snapshot(settings.data, copy)
+        crashpoint("backup.snapshot.after")
+        files, size = copy_blobs(blobs, place / "blobs")
+        for name in _KEY_FILES:
+            with suppress(FileNotFoundError):
+                write_durably(place / name, (settings.data / name).read_text().strip())
+        make_durable(copy)
+        return EmbeddedCopy(files + 1, size + copy.stat().st_size, is_live)
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file, or the names in a directory, would survive a power cut."""
+    from conveyor.engines.local_files import sync
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:
     """The checks of every engine that has a URL: the name of each check, and what to fix, or None."""
     findings: list[tuple[str, str | None]] = []
@@ -386,14 +454,15 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
     from conveyor.engines.sqlite import SqliteEngine
     from conveyor.engines.sqlite.soundness import check_present
 
-    blobs = LocalBlobs(settings.data / "blobs")
+    # Another engine has the blobs if they have an address of their own.
+    blobs = LocalBlobs(settings.data / "blobs") if settings.blobs is None else None
     if all(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
         # Several processes share a directory of blobs: create and lock no database in it.
         yield SimpleNamespace(blobs=blobs)
         return
     if not _url(settings, "records"):
         # With other records, the database may be younger than the blobs.
-        check_present(settings.data / "conveyor.db")
+        check_present(settings.data / "conveyor.db", blob_directory(settings) or settings.data / "blobs")
     async with SqliteEngine.open(settings.data, clock) as engine:
         yield SimpleNamespace(
             records=engine.records,
@@ -439,6 +508,14 @@ def _objects(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> Abstrac
     return ObjectEngine.open(url, clock)
 
 
+def _directory(settings: Settings, _: Clock, __: str, ___: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.directory_engine import DirectoryEngine
+
+    directory = blob_directory(settings)
+    assert directory is not None
+    return DirectoryEngine.open(directory)
+
+
 _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsyncContextManager[Any]]] = {
     "postgres": _postgres,
     "dynamodb": _dynamodb,
@@ -447,6 +524,7 @@ _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsy
     "s3": _objects,
     "gs": _objects,
     "az": _objects,
+    "file": _directory,
 }
 
 

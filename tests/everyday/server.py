@@ -22,6 +22,7 @@ async def server(stack: str, place: Path) -> AsyncIterator[Up]:
     if given:
         await migrate(Settings.load({}, data=place / "data", **given), SystemClock())
     named = {f"CONVEYOR_{name.upper()}": str(url) for name, url in given.items()}
+    named |= {"CONVEYOR_SIGNING_KEY": "s" * 32} if given else {}
     up = Up(place, "--app", "tests.everyday.app", **named, CONVEYOR_LOG_LEVEL="warning", CONVEYOR_LOG_FORMAT="json")
     up.log = place / "log"
     up.start()

@@ -1,9 +1,11 @@
 """The server itself: where it listens, how quickly it answers, and how it stops."""
 
 import asyncio
+import dataclasses
 import socket
 import time
 
+import msgspec
 import pytest
 
 from conveyor.api.server import serve
@@ -88,3 +90,16 @@ async def test_signals_are_left_alone(system: System) -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     stop.set()
     await serving
+
+
+async def test_an_idle_connection_stays_as_long_as_the_setting_says(system: System) -> None:
+    settings = msgspec.structs.replace(system.settings, keep_alive_seconds=0)
+    url, stop, serving = await started(dataclasses.replace(system, settings=settings))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    # To its end: the server closes the connection by itself.
+    assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200")
+    writer.close()
+    stop.set()
+    await serving
+    assert system.settings.keep_alive_seconds > 60

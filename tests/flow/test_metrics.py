@@ -98,6 +98,18 @@ class TestPortOfItsOwn:
                 async with serve_metrics(msgspec.structs.replace(settings, metrics_port=free)):
                     raise AssertionError("two on one port")
 
+    async def test_health_fails_while_a_role_does(self, settings: Settings) -> None:
+        free = _free_port()
+        failing: list[str] = []
+        quick = msgspec.structs.replace(settings, metrics_port=free)
+        async with serve_metrics(quick, lambda: failing[0] if failing else None):
+            assert (await _get(free, "/healthz")).status == 200
+            failing.append("sweeper")
+            answer = await _get(free, "/healthz")
+            assert (answer.status, answer.body) == (503, b"every tick of sweeper fails\n")
+            failing.clear()
+            assert (await _get(free, "/healthz")).status == 200
+
     async def test_with_a_token_it_asks_for_it(self, settings: Settings) -> None:
         free = _free_port()
         async with serve_metrics(msgspec.structs.replace(settings, metrics_port=free, metrics_token=TOKEN)):

@@ -288,10 +288,13 @@ class TestFlow:
 
         await waiter.make(exported)
         execution = await waiter.start(JOB)
-        async with working(system):
+        # Nobody asked for it by a request whose address it could have.
+        named = msgspec.structs.replace(settings, public_url="https://jobs.example.com")
+        async with working(dataclasses.replace(system, settings=named)):
             output = await waiter.output(execution)
         (part,) = output["export"]["parts"]
-        assert part["url"] == output["export_url"] == f"/v1/exports/{output['export']['id']}/parts/1"
+        path = f"/v1/exports/{output['export']['id']}/parts/1"
+        assert part["url"] == output["export_url"] == f"https://jobs.example.com{path}"
         assert output["event"] == "run.completed"
         events = (await system.records.outbox.events(ACME, JobId(output["job_id"]), None, 100)).items
         assert output["event_id"] == next(event.id for event in events if event.event == "run.completed")

@@ -30,7 +30,8 @@ def urls(stack: str, place: Path) -> dict[str, Any]:
     coordinator = f"{server}?prefix={place.parent.name}"
     if stack in ("postgres", "pgbouncer"):
         database = postgres.url_of(place) if stack == "postgres" else pgbouncer.url_of(place)
-        return {"records": database, "tasks": database, "queue": database, "coordinator": coordinator}
+        shared = {"records": database, "tasks": database, "queue": database, "coordinator": coordinator}
+        return {**shared, "blobs": f"file://{place.absolute()}/blobs"}
     return {
         "records": dynamodb.url_for(place),
         "tasks": postgres.url_of(place) if stack == "mixture" else dynamodb.url_for(place),

@@ -243,3 +243,18 @@ async def test_an_error_at_closing_is_told_when_all_the_others_have_given_back_w
     with pytest.raises(RuntimeError, match="could not give back"):
         await asyncio.wait_for(run_until([Service(bad, clock), Service(slow, clock)], turns), 5)
     assert slow.closed == 1, "whoever called takes the engines away now"
+
+
+async def test_it_knows_for_how_long_every_tick_has_failed() -> None:
+    clock, role = ManualClock(), Scripted(1.0, OSError("away"), OSError("away"), 1.0)
+    service, task = await started(role, clock)
+    assert service.failing_seconds() == 0
+    clock.advance(1.0)
+    await turns()
+    clock.advance(0.2)
+    await turns()
+    assert (role.ticks, service.failing_seconds()) == (3, pytest.approx(0.2))
+    clock.advance(0.4)
+    await turns()
+    assert (role.ticks, service.failing_seconds()) == (4, 0)
+    await stop(service, task)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor.errors import InvalidSetting
-from conveyor.settings import PREFIX, Settings
+from conveyor.settings import PREFIX, Settings, blob_directory, public_link
 
 # What each field becomes when it is set so. A new field needs a line here.
 GIVEN: dict[str, tuple[str, Any]] = {
@@ -16,6 +16,10 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "port": ("0", 0),
     "allowed_hosts": ("jobs.example.com", "jobs.example.com"),
     "trusted_proxies": ("10.0.0.0/8 ::1", "10.0.0.0/8 ::1"),
+    "public_url": ("https://jobs.example.com/x", "https://jobs.example.com/x"),
+    "keep_alive_seconds": ("20", 20.0),
+    "drain_seconds": ("110", 110.0),
+    "unhealthy_seconds": ("60", 60.0),
     "url": ("https://jobs.example.com", "https://jobs.example.com"),
     "api_key": ("cv_1_secret", "cv_1_secret"),
     "app": ("shop.tasks:app", "shop.tasks:app"),
@@ -252,3 +256,27 @@ def test_every_field_has_a_comment() -> None:
 
 def _asdict(settings: Settings) -> dict[str, Any]:
     return msgspec.structs.asdict(settings)
+
+
+@pytest.mark.parametrize("url", ["jobs.example.com", "ftp://jobs.example.com", "https://", "https://a.example/?x=1"])
+def test_a_public_url_is_one_that_paths_can_follow(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="CONVEYOR_PUBLIC_URL"):
+        Settings.load({}, public_url=url)
+
+
+def test_a_public_link_is_absolute_where_the_url_is_known() -> None:
+    assert public_link(None, "/v1/jobs/x") == "/v1/jobs/x"
+    assert public_link("https://a.example/jobs/", "/v1/jobs/x") == "https://a.example/jobs/v1/jobs/x"
+    assert public_link("https://a.example", "https://bucket.example/x") == "https://bucket.example/x"
+
+
+def test_blobs_are_in_a_directory_unless_a_store_has_them() -> None:
+    assert blob_directory(Settings(data=Path("/srv/data"))) == Path("/srv/data/blobs")
+    assert blob_directory(Settings.load({}, blobs="file:///srv/my%20blobs")) == Path("/srv/my blobs")
+    assert blob_directory(Settings.load({}, blobs="s3://bucket")) is None
+
+
+@pytest.mark.parametrize("url", ["file:", "file:blobs", "file://blobs", "file:///", "file:///x?y", "file://host/x"])
+def test_a_directory_of_blobs_is_absolute(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="CONVEYOR_BLOBS must name an absolute directory"):
+        Settings.load({}, blobs=url)

@@ -9,6 +9,7 @@ from conveyor.api.dependencies import SystemPart, answer
 from conveyor.api.problems import unready
 from conveyor.disk import disk_problem
 from conveyor.errors import Unavailable
+from conveyor.settings import blob_directory
 
 _PATIENCE = 2.0
 # No key has this id, so the read reaches the store and returns nothing.
@@ -25,8 +26,9 @@ async def healthz() -> Response[bytes]:
 async def readyz(system: SystemPart) -> Response[bytes]:
     """200 if the database responds and the disk of the data directory can be written, 503 with the reason if not."""
     settings = system.settings
-    if settings.records is None or settings.blobs is None:
-        problem = await asyncio.to_thread(disk_problem, settings.data)
+    used = settings.data if settings.records is None or settings.blobs is None else blob_directory(settings)
+    if used is not None:
+        problem = await asyncio.to_thread(disk_problem, used)
         if problem is not None:
             return unready(problem)
     try:

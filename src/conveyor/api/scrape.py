@@ -1,7 +1,7 @@
 """The metrics port of roles that serve no API: /metrics and /healthz only."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -16,14 +16,18 @@ from conveyor.telemetry.exposition import exposition
 _TEXT = "text/plain; charset=utf-8"
 
 
+# The name of a role of this process that has failed for long.
+FailingRole = Callable[[], str | None]
+
+
 @asynccontextmanager
-async def serve_metrics(settings: Settings) -> AsyncIterator[None]:
-    """Serve CONVEYOR_METRICS_PORT while the block runs; without one, do nothing."""
+async def serve_metrics(settings: Settings, failing_role: FailingRole = lambda: None) -> AsyncIterator[None]:
+    """Serve CONVEYOR_METRICS_PORT while the block runs; without one, do nothing. /healthz is 503 while a role fails."""
     if settings.metrics_port == 0:
         yield
         return
     stop, ready = asyncio.Event(), asyncio.Event()
-    app = _application(settings)
+    app = _application(settings, failing_role)
     serving = asyncio.create_task(
         serve_app(app, settings, settings.metrics_host, settings.metrics_port, stop, lambda _: ready.set()),
         name="scrape",
@@ -40,9 +44,9 @@ async def serve_metrics(settings: Settings) -> AsyncIterator[None]:
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def _application(settings: Settings) -> Application:
+def _application(settings: Settings, failing_role: FailingRole) -> Application:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        status, body, media_type = _answer(settings, scope)
+        status, body, media_type = _answer(settings, failing_role, scope)
         headers = {
             **HEADERS,
             b"content-type": media_type.encode(),
@@ -55,10 +59,13 @@ def _application(settings: Settings) -> Application:
     return answer
 
 
-def _answer(settings: Settings, scope: Scope) -> tuple[int, bytes, str]:
+def _answer(settings: Settings, failing_role: FailingRole, scope: Scope) -> tuple[int, bytes, str]:
     if scope["method"] not in ("GET", "HEAD"):
         return HTTPStatus.METHOD_NOT_ALLOWED, b"", _TEXT
     if scope["path"] == "/healthz":
+        failing = failing_role()
+        if failing is not None:
+            return HTTPStatus.SERVICE_UNAVAILABLE, f"every tick of {failing} fails\n".encode(), _TEXT
         return HTTPStatus.OK, b"ok\n", _TEXT
     if scope["path"] != "/metrics":
         return HTTPStatus.NOT_FOUND, b"", _TEXT

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -16,9 +17,8 @@ from conveyor.errors import Unavailable
 from conveyor.settings import Settings
 from conveyor.system import System
 
-KEEP_ALIVE_SECONDS = 30
-# Open responses are cut off after this time: a slow download must not delay a deploy.
-SHUTDOWN_SECONDS = 10
+# Open responses are cut off after this share of the time to stop: the rest is for work in flight.
+_RESPONSE_SHARE = 1 / 6
 _BACKLOG = 2048
 _DATE_SECONDS = 1.0
 
@@ -76,8 +76,8 @@ async def serve_app(
         server_header=False,
         # Anyone can send these headers: `forwarding` knows whose count.
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.drain_seconds * _RESPONSE_SHARE),
         backlog=_BACKLOG,
     )
     listener = _listen(host, port)

@@ -1,12 +1,15 @@
 """All commands, in the order of `conveyor --help`. Each is a function in the file of its subject, which is imported
 when it is called: the help of the whole needs the summaries alone."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
+
+from conveyor.cli.version_command import root
 
 _LOCAL = "Run without a server"
 _SERVER = "Work with a server"
@@ -150,6 +153,16 @@ _COMMANDS = (
     _ListedCommand("deploy", "Show how to put Conveyor elsewhere.", "deploy_command", "app", _ADMIN),
     _ListedCommand("doctor", "Check the installation and say what to fix.", "doctor_command", "doctor", _ADMIN),
     _ListedCommand(
+        "backup",
+        "Back up the data directory, also of a running server, and verify the copy.",
+        "backup_command",
+        "backup",
+        _ADMIN,
+    ),
+    _ListedCommand(
+        "restore", "Restore a backup into a new data directory, and verify it.", "backup_command", "restore", _ADMIN
+    ),
+    _ListedCommand(
         "verify",
         "Check all stored data: counts, bodies, lists, exports, and objects that nothing refers to.",
         "verify_command",
@@ -159,13 +172,18 @@ _COMMANDS = (
     _ListedCommand("version", "Print the version.", "version_command", "version", _ADMIN),
 )
 _HELP = ("-h", "--help")
+_VERSION = "--version"
+# Set by a shell that completes a command.
+_COMPLETE = "_CONVEYOR_COMPLETE"
 _NAMES = frozenset(entry.name for entry in _COMMANDS)
 
 
 def make_app(first: str | None = None) -> typer.Typer:
     """The command line for these first arguments: with the one command that they name, or with no more than the names
     of all, for the help. Anything else gets all commands."""
-    if first is None or first in _HELP:
+    if _COMPLETE in os.environ:
+        return _whole_app()
+    if first is None or first in (*_HELP, _VERSION):
         return _made(_COMMANDS, _stub)
     return _made([entry for entry in _COMMANDS if first not in _NAMES or entry.name == first], _load)
 
@@ -174,12 +192,11 @@ def _made(entries: Sequence[_ListedCommand], load: Callable[[_ListedCommand], An
     app = typer.Typer(
         rich_markup_mode=None,
         name="conveyor",
-        help="Run durable bulk jobs: submit a list of tasks, watch the job, export the results.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": [*_HELP]},
     )
+    app.callback()(root)
     for entry in entries:
         called = load(entry)
         if isinstance(called, typer.Typer):

@@ -91,7 +91,10 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
     configure_log(plan.settings.log_level, quiet=True, form=plan.settings.log_format)
     ownership = DirectoryOwnership(is_own=plan.resume or not plan.settings.data.exists())
     mark = _load_mark(plan)
-    stop = Stop(lambda: complain("Stopping: waiting for tasks in flight to stop. Press Ctrl-C again to exit at once."))
+    stop = Stop(
+        lambda: complain("Stopping: waiting for tasks in flight to stop. Press Ctrl-C again to exit at once."),
+        plan.settings.drain_seconds,
+    )
     try:
         with progress_bar(plan.title) as show:
             report = run_async(_run_plan(plan, mark, ownership, show, stop))

@@ -23,8 +23,6 @@ class Stopped(Exception):
     """The user stopped the command, and all durable state is closed."""
 
 
-# Longer than the retries of a store that fails, shorter than the patience of most supervisors.
-_MAX_STOP_SECONDS = 60.0
 _MAX_OPEN_FILES = 65_536
 # M_ARENA_MAX of glibc's mallopt.
 _ARENAS = -8
@@ -121,8 +119,8 @@ class _StopLimit:
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
-    def begin(self, exit_code: int) -> None:
-        self._timer = threading.Timer(_MAX_STOP_SECONDS, self._give_up, [exit_code])
+    def begin(self, seconds: float, exit_code: int) -> None:
+        self._timer = threading.Timer(seconds, self._give_up, [seconds, exit_code])
         self._timer.daemon = True
         self._timer.start()
 
@@ -131,11 +129,11 @@ class _StopLimit:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self, exit_code: int) -> None:
+    def _give_up(self, seconds: float, exit_code: int) -> None:
         from conveyor.cli.guard import complain
 
         complain(
-            f"Not stopped after {_MAX_STOP_SECONDS:g} s: a disk or an engine does not answer. "
+            f"Not stopped after {seconds:g} s: a disk or an engine does not answer. "
             "Exiting; what was recorded stays, and the next start resumes."
         )
         # Every step is durable, so an exit here is as safe as kill -9.
@@ -146,13 +144,14 @@ _stop_limit = _StopLimit()
 
 
 class Stop:
-    """The first SIGINT or SIGTERM sets `event`; a second SIGINT exits at once. A process that has not stopped after a
-    minute exits."""
+    """The first SIGINT or SIGTERM sets `event`; a second SIGINT exits at once. A process that has not stopped after
+    `drain_seconds` exits."""
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], None], drain_seconds: float) -> None:
         self.event = asyncio.Event()
         self.exit_code = 0
         self._on_first = on_first
+        self._drain_seconds = drain_seconds
 
     def listen(self) -> None:
         """Install the signal handlers. Call it from the running loop."""
@@ -163,7 +162,7 @@ class Stop:
     def _receive(self, exit_code: int) -> None:
         if not self.event.is_set():
             self.exit_code = exit_code
-            _stop_limit.begin(exit_code)
+            _stop_limit.begin(self._drain_seconds, exit_code)
             self._on_first()
             self.event.set()
         elif exit_code == EXIT_INTERRUPTED:

@@ -66,8 +66,10 @@ def monitor(data: Data = None, once: Once = False) -> None:
         _run(settings, "monitor")
         return
     from conveyor.cli.loop import run_async
+    from conveyor.system import check_shared_engines
     from conveyor.telemetry.logs import configure_log
 
+    check_shared_engines(settings)
     configure_log(settings.log_level, form=settings.log_format)
     print(run_async(_monitor_once(settings)))
 
@@ -111,6 +113,7 @@ def _run(settings: Settings, role: str) -> None:
     with loading():
         import conveyor.api.server
         import conveyor.embedded  # noqa: F401
+        from conveyor.system import check_shared_engines
         from conveyor.telemetry.logs import configure_log
 
     missing = [f"CONVEYOR_{seam.upper()}" for seam in _SHARED if not getattr(settings, seam)]
@@ -119,8 +122,9 @@ def _run(settings: Settings, role: str) -> None:
             f"A single role needs shared engines. Set {', '.join(missing)}, or use `conveyor up`, which runs all roles "
             "in one process."
         )
+    check_shared_engines(settings)
     configure_log(settings.log_level, form=settings.log_format)
-    stop = Stop(lambda: complain("Stopping: requeuing work in flight."))
+    stop = Stop(lambda: complain("Stopping: requeuing work in flight."), settings.drain_seconds)
     run_async(_work(settings, role, stop))
 
 
@@ -148,7 +152,8 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
             async with serve_metrics(settings):
                 await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return
-        async with Embedded(system).running({role}), serve_metrics(settings):
+        embedded = Embedded(system)
+        async with embedded.running({role}), serve_metrics(settings, embedded.failing_role):
             freeze_loaded_objects()
             print(f"Conveyor {role} is running.", flush=True)
             await stop.event.wait()

@@ -37,6 +37,7 @@ def up(
     with loading():
         import conveyor.api.server
         import conveyor.embedded  # noqa: F401
+        from conveyor.system import check_shared_engines
         from conveyor.telemetry.logs import configure_log
 
     settings = Settings.load(
@@ -48,12 +49,13 @@ def up(
         allow_private_targets=allow_private_targets or None,
     )
     check_data(settings.data)
+    check_shared_engines(settings)
     configure_log(settings.log_level, form=settings.log_format)
     if not is_loopback(settings.host):
         complain(
             f"Listening on {settings.host} without TLS: keys are sent unencrypted. Put a TLS proxy in front of it."
         )
-    stop = Stop(lambda: complain("Stopping: finishing requests, requeuing tasks in flight."))
+    stop = Stop(lambda: complain("Stopping: finishing requests, requeuing tasks in flight."), settings.drain_seconds)
     run_async(_serve(settings, stop))
     complain(f"Stopped. All data is in {settings.data}; `conveyor up` resumes.")
 
@@ -69,7 +71,8 @@ async def _serve(settings: Settings, stop: "Stop") -> None:
     stop.listen()
     async with open_system(settings) as system:
         link = await dashboard_link(system, await ensure_local_key(system))
-        async with Embedded(system).running(), serve_metrics(settings):
+        embedded = Embedded(system)
+        async with embedded.running(), serve_metrics(settings, embedded.failing_role):
             with _announce(settings, link) as on_ready:
                 await serve(system, settings.host, settings.port, stop.event, on_ready)
 

@@ -1,4 +1,4 @@
-"""`conveyor version`: print the version."""
+"""`conveyor version` and `conveyor --version`: print the version."""
 
 from typing import Annotated
 
@@ -18,3 +18,18 @@ def version(
         print_json({"version": __version__})
     else:
         print(f"conveyor {__version__}")
+
+
+def _print_and_exit(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_and_exit, is_eager=True, help="Print the version and exit.")
+]
+
+
+def root(_: VersionOption = False) -> None:
+    """Run durable bulk jobs: submit a list of tasks, watch the job, export the results."""

@@ -4,9 +4,10 @@ and nothing else of the engines: it starts in half the time.
 
 from conveyor.engines.blobs import SharedLogs
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.settings import Settings
+from conveyor.settings import Settings, blob_directory
 
 
 def open_shared_logs(settings: Settings) -> SharedLogs | None:
     """The logs of the blobs; None where they are not a directory."""
-    return None if settings.blobs else LocalBlobs(settings.data / "blobs")
+    directory = blob_directory(settings)
+    return None if directory is None else LocalBlobs(directory)

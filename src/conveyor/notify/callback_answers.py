@@ -31,6 +31,7 @@ from conveyor.jobs.callbacks import (
 from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY, StepFunctionsNotify
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import Job, JobId, OutboxEvent, TenantId
+from conveyor.settings import public_link
 from conveyor.states import ENDED
 from conveyor.system import System
 
@@ -186,11 +187,14 @@ class StepAnswers:
         if found_export.export.state is ExportState.READY:
             export = await export_json(self._system.blobs, found_export.row, found_export.export, self._clock.now())
             shown["part_count"] = len(export["parts"])
+            public_url = self._system.settings.public_url
             shown["parts"] = [
-                {name: part[name] for name in ("name", "size", "sha256", "url")} for part in export["parts"][:_PARTS]
+                {"name": part["name"], "size": part["size"], "sha256": part["sha256"]}
+                | {"url": public_link(public_url, part["url"])}
+                for part in export["parts"][:_PARTS]
             ]
             shown["expires_at"] = export["expires_at"]
-            summary["export_url"] = export["parts"][0]["url"] if export["parts"] else None
+            summary["export_url"] = shown["parts"][0]["url"] if shown["parts"] else None
         return {**summary, "export": shown}
 
     def _answered(self, row: Document, callback: Callback, summary: dict[str, Any], event: OutboxEvent) -> Document:

@@ -16,6 +16,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 from conveyor.notify.webhooks import endpoint_of
+from conveyor.settings import public_link
 from conveyor.system import System
 
 DELIVERY = "delivery"
@@ -70,9 +71,11 @@ def delivery_of(row: Document) -> WebhookDelivery:
     return _delivery.decode(row.body)
 
 
-def delivery_document(event: OutboxEvent, receiver: str, lane: str, now: float, keep_seconds: float) -> Document:
+def delivery_document(
+    event: OutboxEvent, receiver: str, lane: str, now: float, keep_seconds: float, public_url: str | None = None
+) -> Document:
     """The document of an event and a receiver, the same for every dispatcher."""
-    body = WebhookDelivery(event.notice_id, event.event, payload_of(event), lane, now)
+    body = WebhookDelivery(event.notice_id, event.event, payload_of(event, public_url), lane, now)
     return Document(
         kind=DELIVERY,
         tenant=event.tenant,
@@ -85,11 +88,19 @@ def delivery_document(event: OutboxEvent, receiver: str, lane: str, now: float, 
     )
 
 
-def payload_of(event: OutboxEvent) -> str:
-    """The payload, after the Standard Webhooks specification."""
-    data = {"job_id": event.job_id, "run_id": event.run_id, **event.data}
+def payload_of(event: OutboxEvent, public_url: str | None = None) -> str:
+    """The payload, after the Standard Webhooks specification; with the public URL, it links to what it reports."""
+    links = {} if public_url is None else {"links": _links(event, public_url)}
+    data = {"job_id": event.job_id, "run_id": event.run_id, **event.data, **links}
     payload = {"type": event.event, "id": event.notice_id, "timestamp": iso_text(event.at), "data": data}
     return msgspec.json.encode(payload).decode()
+
+
+def _links(event: OutboxEvent, public_url: str) -> dict[str, str]:
+    links = {"job": public_link(public_url, f"/v1/jobs/{event.job_id}")}
+    if "export_id" in event.data:
+        links["export"] = public_link(public_url, f"/v1/exports/{event.data['export_id']}")
+    return links
 
 
 def event_time(delivery: WebhookDelivery) -> str:

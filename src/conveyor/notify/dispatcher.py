@@ -163,8 +163,8 @@ class OutboxDispatcher:
         page = await self._records.documents.documents(NOTIFY, event.tenant, None, MAX_NOTIFY, event.job_id)
         for row in page.items:
             lanes |= _receiver_and_lane(row, event.event, endpoint_ids)
-        now, keep = self._clock.now(), self._settings.webhook_log_seconds
-        return [delivery_document(event, receiver, lane, now, keep) for receiver, lane in lanes.items()]
+        now, keep, url = self._clock.now(), self._settings.webhook_log_seconds, self._settings.public_url
+        return [delivery_document(event, receiver, lane, now, keep, url) for receiver, lane in lanes.items()]
 
     async def _report_last_failures(self, event: OutboxEvent) -> None:
         """When a run finishes, report the failed tasks that no batch has reported."""

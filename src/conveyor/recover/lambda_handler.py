@@ -11,13 +11,14 @@ import msgspec
 
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
-from conveyor.system import open_system
+from conveyor.system import check_shared_engines, open_system
 from conveyor.telemetry.logs import configure_log
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
     """Run one pass; returns its counts. The content of the event is ignored."""
     settings = Settings.load()
+    check_shared_engines(settings)
     configure_log(settings.log_level, form=settings.log_format)
     return asyncio.run(_pass(settings))
 

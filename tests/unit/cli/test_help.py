@@ -66,6 +66,8 @@ COMMANDS = [
     ["monitor"],
     ["migrate"],
     ["move-tasks"],
+    ["backup"],
+    ["restore"],
     ["verify"],
     ["doctor"],
     ["version"],

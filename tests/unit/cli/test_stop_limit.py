@@ -21,8 +21,7 @@ async def main(stop):
     # As a thread that waits for a disk.
     threading.Event().wait()
 
-loop._MAX_STOP_SECONDS = 0.1
-loop.run_async(main(loop.Stop(lambda: None)))
+loop.run_async(main(loop.Stop(lambda: None, 0.1)))
 """
 
 
@@ -49,7 +48,7 @@ def test_a_command_that_stops_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         await stop.event.wait()
         await asyncio.sleep(0)
 
-    loop.run_async(main(loop.Stop(lambda: None)))
+    loop.run_async(main(loop.Stop(lambda: None, 60.0)))
     assert loop._stop_limit._timer is None
     assert threading.active_count() <= before + 1
     assert left == []

@@ -148,6 +148,25 @@ class TestMigrations:
         async with PostgresEngine.open(url_of(place), clock):
             pass
 
+    async def test_an_expansion_leaves_the_version_and_older_code_runs_on_it(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await migrate(url_of(place))
+        added = ["CREATE TABLE later (id integer)", "ALTER TABLE jobs ADD COLUMN later text"]
+        for expansions in (added[:1], added, added):
+            with monkeypatch.context() as patch:
+                patch.setattr(schema, "EXPANSIONS", expansions)
+                if len(expansions) == 1:
+                    with pytest.raises(EngineFailed, match="Run `conveyor migrate`"):
+                        async with PostgresEngine.open(url_of(place), clock):
+                            pass
+                assert await migrate(url_of(place)) == []
+                async with PostgresEngine.open(url_of(place), clock):
+                    pass
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            assert await engine.records.jobs.active_jobs() == []
+        assert await migrate(url_of(place)) == []
+
     async def test_a_newer_one_is_refused(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:

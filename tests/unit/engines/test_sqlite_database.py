@@ -424,6 +424,22 @@ class TestSchema:
         async with open_database(place) as database:
             assert await numbers(database) == [1]
 
+    async def test_an_expansion_leaves_the_version_and_older_code_runs_on_it(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with open_database(place) as database:
+            await table(database)
+        added = ("CREATE TABLE later (id INTEGER)", "ALTER TABLE jobs ADD COLUMN later TEXT")
+        for expansions in (added[:1], added, added):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "EXPANSIONS", expansions)
+                async with open_database(place) as database:
+                    assert await database.row("PRAGMA user_version", {}) == (len(MIGRATIONS),)
+                    assert len(await database.rows("SELECT number FROM expansions", {})) == len(expansions)
+        async with open_database(place) as database:
+            await insert(database, 1)
+            assert await numbers(database) == [1]
+
     async def test_opening_again_changes_nothing(self, place: Path) -> None:
         async with open_database(place) as database:
             before = await database.rows("SELECT name, sql FROM sqlite_schema ORDER BY name", {})

@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.job_records import bucket_of
+from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.documents import insert_documents
@@ -115,25 +116,25 @@ class PostgresJobs:
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
         row = await self._database.row(SQL["job"], values)
-        return _job(row) if row else None
+        return read_row(row, _job) if row else None
 
     async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
         values = {"job_ids": [job_id for _, job_id in keys], "now": self._clock.now()}
-        jobs = [_job(row) for row in await self._database.rows(SQL["jobs_of"], values)] if keys else []
+        jobs = readable_rows(await self._database.rows(SQL["jobs_of"], values), _job) if keys else []
         wanted = frozenset(keys)
         return [job for job in jobs if (job.tenant, job.job_id) in wanted]
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["jobs"], values)
-        items = [_job(row) for row in rows[:limit]]
-        return Page(items, items[-1].job_id if len(rows) > limit else None)
+        # By the rows: the last of them may be one that cannot be read.
+        return Page(readable_rows(rows[:limit], _job), rows[limit - 1]["job_id"] if len(rows) > limit else None)
 
     async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
         if buckets is None:
-            return [_job(row) for row in await self._database.rows(SQL["active_jobs"], {})]
+            return readable_rows(await self._database.rows(SQL["active_jobs"], {}), _job)
         rows = await self._database.rows(SQL["active_jobs_of_buckets"], {"buckets": list(buckets)})
-        return [job for row in rows if bucket_of((job := _job(row)).job_id) in buckets]
+        return [job for job in readable_rows(rows, _job) if bucket_of(job.job_id) in buckets]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         row = await self._database.row(SQL["run"], {"job_id": job_id, "run_id": run_id})
@@ -171,13 +172,13 @@ class PostgresJobs:
         )
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
-        return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
+        return readable_rows(await self._database.rows(SQL["unswept_jobs"], {"limit": limit}), _job)
 
     async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
         values = {"outside": outside, "after": cursor or "", "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["finished_jobs"], values)
-        items = [_job(row) for row in rows[:limit]]
-        return Page(items, items[-1].job_id if len(rows) > limit else None)
+        # By the rows: the last of them may be one that cannot be read.
+        return Page(readable_rows(rows[:limit], _job), rows[limit - 1]["job_id"] if len(rows) > limit else None)
 
     async def record_task_store(self, job_id: JobId, store: str) -> None:
         await self._database.change(SQL["record_task_store"], {"job_id": job_id, "task_store": store})
@@ -211,7 +212,7 @@ class PostgresJobs:
 
     async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         rows = await self._database.rows(SQL["purgeable_jobs"], {"before": before, "limit": limit})
-        return [_job(row) for row in rows]
+        return readable_rows(rows, _job)
 
     async def purge_job(self, job_id: JobId) -> None:
         values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}

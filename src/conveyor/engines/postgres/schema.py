@@ -1,5 +1,10 @@
 """The schema and its migrations: numbered SQL files, each applied once, in order. One process at a time applies all
-that are missing, in one transaction."""
+that are missing, in one transaction.
+
+A migration raises the version of the schema, and older code refuses it. An expansion adds what older code neither needs
+nor minds: a table, an index, a column that may be null. It leaves the version as it is, so that the code before it runs
+on the result, and a rollback restores no data.
+"""
 
 import re
 from contextlib import suppress
@@ -25,17 +30,21 @@ _PAUSE = 3.0
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
 _VERSION = parse("SELECT coalesce(max(version), 0) FROM migrations")
+_APPLIED = parse("SELECT coalesce(max(number), 0) FROM expansions")
 _THERE = parse("SELECT to_regclass(:name)::text")
 
 
-def _migrations() -> list[str]:
-    folder = resources.files(__package__).joinpath("migrations")
+def _scripts(kind: str) -> list[str]:
+    folder = resources.files(__package__).joinpath(kind)
+    if not folder.is_dir():
+        return []
     names = sorted(entry.name for entry in folder.iterdir() if _FILE.fullmatch(entry.name))
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names
     return [folder.joinpath(name).read_text() for name in names]
 
 
-MIGRATIONS = _migrations()
+MIGRATIONS = _scripts("migrations")
+EXPANSIONS = _scripts("expansions")
 
 
 async def migrate(url: str, clock: Clock | None = None) -> list[int]:
@@ -82,7 +91,20 @@ async def _migrate(connection: Any, place: PostgresPlace) -> list[int]:
         for number in missing:
             await connection.execute(MIGRATIONS[number - 1])
             await connection.execute("INSERT INTO migrations (version) VALUES ($1)", number)
+        await _expand(connection)
         return list(missing)
+
+
+async def _expand(connection: Any) -> None:
+    """Apply the expansions that are missing. Newer code may have applied more than this code knows."""
+    if not EXPANSIONS:
+        return
+    await connection.execute("CREATE TABLE IF NOT EXISTS expansions (number integer PRIMARY KEY)")
+    applied = {row["number"] for row in await connection.fetch("SELECT number FROM expansions")}
+    for number, script in enumerate(EXPANSIONS, start=1):
+        if number not in applied:
+            await connection.execute(script)
+            await connection.execute("INSERT INTO expansions (number) VALUES ($1)", number)
 
 
 async def check_version(database: PostgresDatabase) -> None:
@@ -94,11 +116,21 @@ async def check_version(database: PostgresDatabase) -> None:
         raise _newer(version)
     if version == 0:
         raise EngineFailed("The Postgres schema has no tables of Conveyor. Run `conveyor migrate`.")
+    if await _lacks_expansions(database):
+        raise EngineFailed("The Postgres schema lacks what this Conveyor adds to it. Run `conveyor migrate`.")
     if version < len(MIGRATIONS):
         raise EngineFailed(
             f"The Postgres schema has version {version}, older than this Conveyor needs ({len(MIGRATIONS)}). "
             "Run `conveyor migrate`."
         )
+
+
+async def _lacks_expansions(database: PostgresDatabase) -> bool:
+    if not EXPANSIONS:
+        return False
+    if await database.value(_THERE, {"name": "expansions"}) is None:
+        return True
+    return bool(await database.value(_APPLIED, {}) < len(EXPANSIONS))
 
 
 def _newer(version: int) -> EngineFailed:

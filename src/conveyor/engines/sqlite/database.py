@@ -48,6 +48,7 @@ _MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
+NAME = "conveyor.db"
 _LOCK = "owner.lock"
 # SQLite makes the file with the mode of the lock, 0600, and its log and index with that of the file.
 _URI = "file:{path}?modeof={lock}"
@@ -95,6 +96,10 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0010_job_buckets.sql"),
     sql_file("migrations/0011_slabs.sql"),
 )
+
+# Entry N adds to the schema what older code neither needs nor minds: a table, an index, a column that may be null. It
+# leaves the version as it is, so that the code before it runs on the result, and a rollback restores no data.
+EXPANSIONS: tuple[str, ...] = ()
 
 
 class _Write:
@@ -379,9 +384,23 @@ def _migrate(connection: apsw.Connection) -> None:
         with connection:
             connection.execute(script)
             connection.pragma("user_version", number)
+    _expand(connection)
 
 
-def _own(directory: Path) -> int:
+def _expand(connection: apsw.Connection) -> None:
+    """Apply the expansions that are missing. Newer code may have applied more than this code knows."""
+    if not EXPANSIONS:
+        return
+    with connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS expansions (number INTEGER PRIMARY KEY)")
+        applied = {number for (number,) in connection.execute("SELECT number FROM expansions")}
+        for number, script in enumerate(EXPANSIONS, start=1):
+            if number not in applied:
+                connection.execute(script)
+                connection.execute("INSERT INTO expansions VALUES (?)", (number,))
+
+
+def own(directory: Path) -> int:
     """Lock a file beside the database, never the database itself: opening it by path would drop SQLite's own locks."""
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -400,9 +419,9 @@ async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < _SAFE_SQLITE:
         log.warning("this SQLite can corrupt a database under load; install a newer apsw", version=version)
-    owner = _own(directory)
+    owner = own(directory)
     try:
-        path = directory / "conveyor.db"
+        path = directory / NAME
         try:
             database = SqliteDatabase(path)
             database.start()
@@ -419,13 +438,13 @@ async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
 def rewrite_database(directory: Path) -> bool:
     """Rewrite a database of an earlier version, so that it shrinks after deletes. False if it needs none, or there is
     none. Needs as much disk space as the database has, and nobody else who uses the directory."""
-    path = directory / "conveyor.db"
+    path = directory / NAME
     if not path.exists():
         return False
     with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
         if is_shrinkable(connection):
             return False
-    owner = _own(directory)
+    owner = own(directory)
     try:
         with closing(apsw.Connection(str(path))) as connection:
             return make_shrinkable(connection)

@@ -9,6 +9,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.job_records import bucket_of
+from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
@@ -110,29 +111,34 @@ class SqliteJobs:
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
         row = self._database.read_one(SQL["job"], values)
-        return _job(row) if row else None
+        return read_row(row, _job) if row else None
 
     async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
         if len(keys) <= _READ_ON_LOOP:
-            return [job for tenant, job_id in dict.fromkeys(keys) if (job := await self.job(tenant, job_id))]
+            now = self._clock.now()
+            found = (
+                self._database.read_one(SQL["job"], {"tenant": tenant, "job_id": job_id, "now": now})
+                for tenant, job_id in dict.fromkeys(keys)
+            )
+            return readable_rows((row for row in found if row), _job)
         values = {"job_ids": msgspec.json.encode([job_id for _, job_id in keys]).decode(), "now": self._clock.now()}
-        jobs = [_job(row) for row in await self._database.rows(SQL["jobs_of"], values)]
+        jobs = readable_rows(await self._database.rows(SQL["jobs_of"], values), _job)
         wanted = frozenset(keys)
         return [job for job in jobs if (job.tenant, job.job_id) in wanted]
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["jobs"], values)
-        items = [_job(row) for row in rows[:limit]]
-        return Page(items, items[-1].job_id if len(rows) > limit else None)
+        # By the rows: the last of them may be one that cannot be read.
+        return Page(readable_rows(rows[:limit], _job), rows[limit - 1][1] if len(rows) > limit else None)
 
     async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
         if buckets is None:
-            return [_job(row) for row in await self._database.rows(SQL["active_jobs"], {})]
+            return readable_rows(await self._database.rows(SQL["active_jobs"], {}), _job)
         rows = await self._database.rows(
             SQL["active_jobs_of_buckets"], {"buckets": msgspec.json.encode(list(buckets)).decode()}
         )
-        return [job for row in rows if bucket_of((job := _job(row)).job_id) in buckets]
+        return [job for job in readable_rows(rows, _job) if bucket_of(job.job_id) in buckets]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         row = self._database.read_one(SQL["run"], {"job_id": job_id, "run_id": run_id})
@@ -169,13 +175,13 @@ class SqliteJobs:
         )
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
-        return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
+        return readable_rows(await self._database.rows(SQL["unswept_jobs"], {"limit": limit}), _job)
 
     async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
         values = {"outside": outside, "after": cursor or "", "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["finished_jobs"], values)
-        items = [_job(row) for row in rows[:limit]]
-        return Page(items, items[-1].job_id if len(rows) > limit else None)
+        # By the rows: the last of them may be one that cannot be read.
+        return Page(readable_rows(rows[:limit], _job), rows[limit - 1][1] if len(rows) > limit else None)
 
     async def record_task_store(self, job_id: JobId, store: str) -> None:
         await self._database.change(SQL["record_task_store"], {"job_id": job_id, "task_store": store})
@@ -206,7 +212,7 @@ class SqliteJobs:
 
     async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         rows = await self._database.rows(SQL["purgeable_jobs"], {"before": before, "limit": limit})
-        return [_job(row) for row in rows]
+        return readable_rows(rows, _job)
 
     async def purge_job(self, job_id: JobId) -> None:
         values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}

@@ -13,11 +13,10 @@ _OWN_TABLES = frozenset({"jobs", "runs", "tasks", "messages"})
 _RESTORE = "Restore the data directory from a backup, or move it away to begin anew."
 
 
-def check_present(path: Path) -> None:
-    """Raise DatabaseUnusable if the database is missing or empty beside blobs: their rows are lost."""
+def check_present(path: Path, blobs: Path) -> None:
+    """Raise DatabaseUnusable if the database is missing or empty and there are blobs: their rows are lost."""
     if path.exists() and path.stat().st_size > 0:
         return
-    blobs = path.parent / "blobs"
     if any(file.is_file() for folder in ("results", "uploads", ".logs") for file in (blobs / folder).rglob("*")):
         state = "empty" if path.exists() else "missing"
         raise DatabaseUnusable(f"{path} is {state}, but {blobs} holds lists or results. {_RESTORE}")

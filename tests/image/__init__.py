@@ -1,0 +1,1 @@
+"""The image: built for real from the Dockerfile, and started as a container would be. `make image` runs it."""

@@ -1,0 +1,1 @@
+"""Upgrades: the version before on the schema of the next one, with real processes, under load."""
