@@ -181,7 +181,7 @@ _NAMES = frozenset(entry.name for entry in _COMMANDS)
 def make_app(first: str | None = None) -> typer.Typer:
     """The command line for these first arguments: with the one command that they name, or with no more than the names
     of all, for the help. Anything else gets all commands."""
-    if _COMPLETE in os.environ:
+    if _COMPLETE in os.environ:  # noqa: TID251  (it belongs to the shell, and is no setting)
         return _whole_app()
     if first is None or first in (*_HELP, _VERSION):
         return _made(_COMMANDS, _stub)
