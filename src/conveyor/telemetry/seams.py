@@ -35,7 +35,7 @@ from conveyor.engines.records import (
     RunFlush,
     RunFlushed,
 )
-from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, Tasks
+from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, SettlesCounts, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
 from conveyor.states import RunState, TaskStatus
@@ -50,7 +50,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "access": (AccessRecords,),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
-    "tasks": (Tasks, ReadsByIndex, CopiesRuns),
+    "tasks": (Tasks, ReadsByIndex, CopiesRuns, SettlesCounts),
     "queue": (Queue, ReportsMessageAge, NamesQueues, Hastens, Reveals, SharesQueues),
     "coordinator": (Coordinator,),
     "blobs": (Blobs, StoresParts, SyncsLogs),
