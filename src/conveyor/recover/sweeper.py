@@ -28,6 +28,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
 from conveyor.process.retry import longest_delay
 from conveyor.recover.stalled_runs import StalledRuns
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import metrics
 
@@ -80,10 +81,12 @@ class Sweeper:
         *,
         restorer: RunRestorer | None = None,
         max_hold: float = _MAX_HOLD,
+        trusted: TrustedTime | None = None,
     ) -> None:
         """`max_lifetime` is the operator's limit, in seconds, beside those of jobs; 0: none. `restorer` restores runs
         that the ready index has lost. `max_hold` is the longest time for which a message is leased, or waits for a
-        breaker."""
+        breaker. `trusted` says when a run has reached its maximum lifetime, and an open job was idle for too long; by
+        default the clock does."""
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -97,6 +100,7 @@ class Sweeper:
         self._buckets = buckets
         self._restorer = restorer
         self._max_hold = max_hold
+        self._trusted = trusted
         self._asked_at: dict[RunId, float] = {}
         self._stalled = StalledRuns(clock)
         self._visits = Revisits(clock, _EVERY, _EVERY * _LONGEST_PAUSE)
@@ -162,7 +166,7 @@ class Sweeper:
     async def _check_lifetime(self, job: Job, swept: Swept) -> bool:
         """Fail a run that reached its maximum lifetime, whatever it waits for."""
         lifetime = lifetime_of(job, self._max_lifetime)
-        if job.run.created_at + lifetime > self._clock.now():
+        if job.run.created_at + lifetime > await self._trusted_now():
             return False
         counts = await self._tasks.counts(job.key)
         if job.run.last_batch and counts.ended >= job.run.total:
@@ -174,6 +178,9 @@ class Sweeper:
             swept.failed += 1
             log.error("run reached its maximum lifetime", job=job.job_id, run=job.run.run_id, reason=reason)
         return True
+
+    async def _trusted_now(self) -> float:
+        return self._clock.now() if self._trusted is None else await self._trusted.now()
 
     async def _clear_ended(self, swept: Swept) -> None:
         ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.skipped)
@@ -187,7 +194,7 @@ class Sweeper:
         swept.checked += 1
         quiet = self._clock.now() - job.run.touched_at
         open_still = job.mode is Mode.OPEN and not job.run.sealed and job.run.lineage is None
-        if open_still and quiet > job.options.idle_timeout:
+        if open_still and await self._trusted_now() - job.run.touched_at > job.options.idle_timeout:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             crashpoint("sweeper.seal.before")
             # With `touched_at`: a batch that was accepted since the job was read keeps it open.
