@@ -9,10 +9,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 
 from tests.machine.run import Figures, run
+from tests.soaking import net
 from tests.support.logs import be_plain
 
 _EXAMPLES_AT_ONCE = 200
@@ -36,7 +38,11 @@ def machine(seconds: float, seed: int) -> int:
     return found
 
 
-NETS: Mapping[str, Net] = {"machine": machine}
+# The state machine, and real servers under troubles on each stack.
+NETS: Mapping[str, Net] = {
+    "machine": machine,
+    **{stack: partial(net.report, stack) for stack in net.STACKS},
+}
 
 
 def main() -> None:
