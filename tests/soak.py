@@ -9,12 +9,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 
 from tests.machine.run import Figures, run
 from tests.powerloss.run import replay
 from tests.powerloss.states import Figures as PowerlossFigures
+from tests.soaking import net
 from tests.support.logs import be_plain
 
 _EXAMPLES_AT_ONCE = 200
@@ -52,7 +54,12 @@ def powerloss(seconds: float, seed: int) -> int:
     return figures.broken
 
 
-NETS: Mapping[str, Net] = {"machine": machine, "powerloss": powerloss}
+# The state machine, power cuts, and real servers under troubles on each stack.
+NETS: Mapping[str, Net] = {
+    "machine": machine,
+    "powerloss": powerloss,
+    **{stack: partial(net.report, stack) for stack in net.STACKS},
+}
 
 
 def main() -> None:

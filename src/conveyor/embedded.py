@@ -64,6 +64,7 @@ class Embedded:
         self._given = executors
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         self.submit = Submit(system)
+        self._deadline_time = TrustedTime(system.records.documents, system.clock, deadlines=True)
         self._opened: Mapping[JobKind, Executor] = {}
         self._services: Sequence[Service] = ()
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
@@ -246,7 +247,15 @@ class Embedded:
         return [
             *([] if leased is None else [leased]),
             Sweeper(
-                *engines, self.lifecycle, system.clock, lifetime, active, buckets, restorer=restorer, max_hold=hold
+                *engines,
+                self.lifecycle,
+                system.clock,
+                lifetime,
+                active,
+                buckets,
+                restorer=restorer,
+                max_hold=hold,
+                trusted=self._deadline_time,
             ),
             Retention(
                 *engines,
@@ -298,7 +307,7 @@ class Embedded:
             "ingest": self.ingesters(),
             "sweep": self.housekeepers(),
             "schedule": [self.scheduler()],
-            "monitor": [monitor_of(system), *self.callbacks()],
+            "monitor": [monitor_of(system, trusted=self._deadline_time), *self.callbacks()],
             "intake": [Intake(system)] if system.inboxes else [],
         }
 

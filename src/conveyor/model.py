@@ -485,6 +485,15 @@ class StoredAs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stored_crc: int
 
 
+class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Checksums of the blocks of a long body."""
+
+    # Bytes of each block but the last.
+    size: int
+    # A CRC-32 for each, in four bytes; base64 in JSON.
+    crcs: bytes
+
+
 class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a body is: here in the row, an object of its own, `stored_length` bytes at `offset` of a segment, or
     several pieces."""
@@ -502,6 +511,8 @@ class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
     inline: bytes | None = None
     # None: it is stored as it is.
     stored: StoredAs | None = None
+    # Of a body over 8 MiB; none in rows of earlier versions.
+    sums: BlockSums | None = None
 
     @property
     def stored_length(self) -> int:

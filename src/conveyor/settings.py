@@ -158,6 +158,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_staged_bytes: int = 256 * 1024 * 1024 * 1024
     # Maximum size of one tenant's lists that wait for ingest, in bytes; above it the server refuses more.
     tenant_staged_bytes: int = 64 * 1024 * 1024 * 1024
+    # Maximum number of open client connections of the API; above it only health checks are answered.
+    max_connections: int = 2000
     # Maximum number of requests with a body that this process handles at once.
     max_requests: int = 1000
     # Maximum total size of the request bodies that this process handles at once, in bytes.
@@ -345,6 +347,7 @@ _MINIMUM = {
     "tenant_jobs": 1,
     "max_staged_bytes": 1,
     "tenant_staged_bytes": 1,
+    "max_connections": 1,
     "max_requests": 1,
     "max_requests_bytes": 1024 * 1024,
     "download_piece_bytes": 64 * 1024,

@@ -165,7 +165,7 @@ class TestLayout:
         assert calls == ["BatchGetItem"] * 5
         calls.clear()
         await engine.tasks.finish(run, [end(index) for index in range(500)])
-        assert sorted(calls) == ["BatchExecuteStatement"] * 20 + ["BatchGetItem", "Query", "UpdateItem"]
+        assert sorted(calls) == ["BatchExecuteStatement"] * 20 + ["BatchGetItem", "PutItem", "Query", "UpdateItem"]
         calls.clear()
         assert len(await engine.tasks.page(run, 0, None, 100, TaskFilter())) == 100
         assert calls == ["Query"], "a small job is read with one query"

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from conveyor.accept import option_limits as limits
 from conveyor.accept import schedules
+from conveyor.api import connection_limit, protocol, request_bodies
 from conveyor.api import dependencies as parts
-from conveyor.api import protocol, request_bodies
 from conveyor.cli.formatting import size as exact_size
 from conveyor.egress import target_guard as targets
 from conveyor.engines import s3
@@ -123,6 +123,13 @@ def requests() -> list[Limit]:
             f"{_time(request_bodies.TOTAL_SECONDS)} as JSON, {request_bodies.KEYLESS_SECONDS:g} s without a key",
             "",
             "400 `bad_input`; the server closes the connection.",
+        ),
+        Limit(
+            "Open client connections, in one process",
+            _count(default.max_connections),
+            _set("max_connections"),
+            f"503 `overloaded` with Retry-After, except for health checks; {connection_limit.SPARE} above it the "
+            "server closes connections.",
         ),
         Limit(
             "Requests with a key and a body at once, in one process",

@@ -48,7 +48,15 @@ CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "20"))
 QUICK = Patience(base=0.0005, cap=0.004, limit=30.0)
 
 SUCCEEDED, FAILED, CANCELLED = TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED
-POINTS = ("tasks.put.after", "tasks.finish.before", "tasks.count.before", "tasks.count.after", "tasks.finish.after")
+POINTS = (
+    "tasks.put.after",
+    "tasks.finish.before",
+    "tasks.announce.before",
+    "tasks.announce.after",
+    "tasks.count.before",
+    "tasks.count.after",
+    "tasks.finish.after",
+)
 
 replace = msgspec.structs.replace
 
@@ -209,6 +217,11 @@ async def test_who_dies_on_the_way_leaves_counts_that_lag_and_are_mended(seed: i
         assert sum(map(len, work.moved)) + work.cancelled <= counted(rows).ended
         assert died or sum(map(len, work.moved)) + work.cancelled == counted(rows).ended
         assert not_ahead(await truth.tasks.counts(work.run), counted(rows)), "it may lag, it never leads"
+        await truth.tasks.settle_counts(work.run)
+        work.clock.advance(5.0)
+        settled = await truth.tasks.settle_counts(work.run)
+        assert not_ahead(settled.counts, counted(rows))
+        assert work.recounts or settled.counts == counted(rows), "without a recount, two looks settle all of it"
         assert await two.tasks.recount(work.run) == await truth.tasks.counts(work.run) == counted(rows)
         await work.check_codes(truth.tasks, rows)
         # A second end changes nothing, and the rest can still end.

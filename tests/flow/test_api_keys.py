@@ -1,14 +1,24 @@
 """Keys over HTTP: an administrator makes, lists and revokes them; a secret is shown once."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
+from conveyor import faults
 from conveyor.api import schemas as shapes
+from conveyor.auth.keys import is_usable, revoke
+from conveyor.engines.records import AccessRecords
+from conveyor.errors import LastAdminKey
+from conveyor.model import ApiKey, TenantId
 from tests.support.api import Api, new_server
 from tests.support.clocks import JumpingClock
 from tests.support.working import all_items
+
+
+class Crashed(BaseException):
+    """The process died here."""
 
 
 @pytest.fixture
@@ -111,3 +121,61 @@ async def test_an_administrator_who_was_revoked_is_none(admin: Api, clock: Jumpi
     assert (await admin.request("DELETE", f"/v1/keys/{own}")).status == 204
     clock.advance(2)
     assert (await admin.get("/v1/keys")).status == 401
+
+
+class Together:
+    """Keys, as two administrators read them at the same time."""
+
+    def __init__(self, access: AccessRecords) -> None:
+        self._access = access
+        self._both = asyncio.Event()
+        self._readers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._access, name)
+
+    async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
+        found = await self._access.keys(tenant)
+        self._readers += 1
+        if self._readers == 2:
+            self._both.set()
+        await self._both.wait()
+        return found
+
+
+async def test_two_administrators_cannot_revoke_each_other(admin: Api, clock: JumpingClock) -> None:
+    records = admin.system.records
+    await admin.as_tenant("boss", admin=True)
+    both = [key.key_id for key in await records.access.keys(None) if key.admin]
+    assert len(both) == 2
+    together: Any = Together(records.access)
+    ends = await asyncio.gather(
+        *(revoke(together, records.documents, clock, key_id) for key_id in both), return_exceptions=True
+    )
+    assert ends.count(None) == 1
+    assert sum(isinstance(end, LastAdminKey) for end in ends) == 1
+    left = [key for key in await records.access.keys(None) if key.admin and is_usable(key, clock.now())]
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize(
+    "point", ["key.revoking.before", "key.revoking.after", "key.revoke.before", "key.revoke.after"]
+)
+async def test_a_revocation_that_died_half_way_is_repeated(admin: Api, clock: JumpingClock, point: str) -> None:
+    records = admin.system.records
+    await admin.as_tenant("boss", admin=True)
+    first, second = [key.key_id for key in await records.access.keys(None) if key.admin]
+
+    def die(passed: str) -> None:
+        if passed == point:
+            raise Crashed
+
+    faults.arm(die)
+    try:
+        with pytest.raises(Crashed):
+            await revoke(records.access, records.documents, clock, first)
+    finally:
+        faults.arm(None)
+    await revoke(records.access, records.documents, clock, first)
+    with pytest.raises(LastAdminKey):
+        await revoke(records.access, records.documents, clock, second)

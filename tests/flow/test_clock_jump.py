@@ -3,13 +3,16 @@ clock has run on evenly for an hour. What it hid is there again when it is right
 
 from collections.abc import AsyncIterator
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
 from conveyor.engines.records import Document
 from conveyor.lists.uploads import Uploads, UploadSpec
-from conveyor.model import Counts, Job
+from conveyor.model import Counts, Job, Mode
+from conveyor.recover.monitor import Monitor, monitor_of
 from conveyor.recover.retention import Removed, Retention
+from conveyor.recover.sweeper import Sweeper
 from conveyor.recover.trusted_time import TrustedTime
 from conveyor.states import RunState
 from tests.support.make_jobs import ACME, DAY, OTHER
@@ -149,3 +152,106 @@ async def test_a_deleted_job_is_purged_as_ever(fleet: Fleet) -> None:
     await role.run_once()
     await fleet.system.records.jobs.mark_deleted(ACME, job.job_id)
     assert await passes(fleet, role, 60) == 1
+
+
+def monitor(fleet: Fleet) -> Monitor:
+    """As a process has it that starts now."""
+    return monitor_of(fleet.system)
+
+
+def sweeper(fleet: Fleet, **given: Any) -> Sweeper:
+    system, clock = fleet.system, fleet.clock
+    trusted = TrustedTime(system.records.documents, clock, deadlines=True)
+    return Sweeper(system.records, system.tasks, system.queue, fleet.lifecycle, clock, trusted=trusted, **given)
+
+
+async def no_run_fails_by_a_jump() -> None:
+    async with open_fleet() as fleet:
+        job, role = await fleet.submit(5, deadline=2 * HOUR), monitor(fleet)
+        await role.run_once()
+        fleet.clock.step(JUMP)
+        for _ in range(50):
+            assert (await role.run_once()).overdue == 0
+            fleet.clock.advance(60)
+        fleet.clock.step(-JUMP)
+        fleet.start(fleet.worker())
+        (ended,) = await fleet.ended(job)
+        assert ended.state is RunState.COMPLETED
+
+
+async def test_no_run_fails_by_a_jump() -> None:
+    await no_run_fails_by_a_jump()
+
+
+@pytest.mark.parametrize("jump", [120.0, JUMP])
+async def test_deadlines_go_on_without_the_jump(fleet: Fleet, jump: float) -> None:
+    await fleet.submit(5, deadline=600.0)
+    role = monitor(fleet)
+    await role.run_once()
+    fleet.clock.step(jump)
+    for minute in range(1, 12):
+        fleet.clock.advance(60)
+        assert bool((await role.run_once()).overdue) is (minute == 10)
+
+
+async def test_a_clock_that_runs_on_evenly_counts_for_deadlines_after_an_hour(fleet: Fleet) -> None:
+    await fleet.submit(5, deadline=5 * HOUR)
+    role = monitor(fleet)
+    await role.run_once()
+    fleet.clock.step(6 * HOUR)
+    overdue = []
+    for _ in range(62):
+        fleet.clock.advance(60)
+        overdue.append((await role.run_once()).overdue)
+    assert sum(overdue[:59]) == 0
+    assert sum(overdue) == 1
+
+
+@pytest.mark.parametrize("jump", [3 * HOUR, JUMP])
+async def test_a_monitor_that_starts_after_the_jump_fails_no_run(fleet: Fleet, jump: float) -> None:
+    await fleet.submit(5, deadline=2 * HOUR)
+    await monitor(fleet).run_once()
+    fleet.clock.step(jump)
+    assert (await monitor(fleet).run_once()).overdue == 0
+
+
+async def test_monitors_that_start_often_count_deadlines(fleet: Fleet) -> None:
+    await fleet.submit(5, deadline=2 * HOUR)
+    overdue = 0
+    for _ in range(13):
+        overdue += (await monitor(fleet).run_once()).overdue
+        fleet.clock.advance(600)
+    assert overdue == 1
+
+
+async def test_lifetimes_and_idle_timeouts_go_on_without_the_jump(fleet: Fleet) -> None:
+    job = await fleet.submit(5, max_lifetime=2 * HOUR)
+    idle = await fleet.submit(0, mode=Mode.OPEN, tasks=None, idle_timeout=HOUR)
+    role = sweeper(fleet)
+    await role.run_once()
+    fleet.clock.step(JUMP)
+    for _ in range(30):
+        fleet.clock.advance(60)
+        swept = await role.run_once()
+        assert (swept.failed, swept.closed) == (0, 0)
+    assert (await fleet.job(job.job_id)).state is RunState.RUNNING
+    assert (await fleet.job(idle.job_id)).state is RunState.INGESTING
+    for _ in range(40):
+        fleet.clock.advance(60)
+        await role.run_once()
+    assert (await fleet.job(job.job_id)).state is RunState.FAILED
+
+
+async def test_a_server_that_was_off_says_so_and_reports_no_error(fleet: Fleet) -> None:
+    await finished(fleet)
+    await retention(fleet).run_once()
+    await monitor(fleet).run_once()
+    fleet.clock.step(3 * DAY)
+    await retention(fleet).run_once()
+    await monitor(fleet).run_once()
+    said = [each for each in fleet.logs if each["event"].startswith("nothing ran for a while")]
+    assert [each["log_level"] for each in said] == ["info", "info"]
+    assert not [each for each in fleet.logs if each["log_level"] in ("warning", "error")]
+    fleet.clock.step(-4 * DAY)
+    await retention(fleet).run_once()
+    assert [each["log_level"] for each in fleet.logs if each["event"] == "clock was set back"] == ["warning"]

@@ -9,8 +9,10 @@ import pytest
 
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import BodyDamaged
+from conveyor.jobs.block_sums import BLOCK_BYTES, CHECKED_WHOLE, block_sums
 from conveyor.jobs.body_coding import deflate
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, TaskEnd, TenantId, piece_key, task_id
+from conveyor.process.executors.download.pieces import Pieces
 from conveyor.read.results import stream_body, stream_range
 from conveyor.states import TaskStatus
 from tests.support.api import Api, raw
@@ -18,16 +20,17 @@ from tests.support.places import quick_place
 
 MIB = 1024 * 1024
 ACME = TenantId("acme")
+LONG = CHECKED_WHOLE + 3 * MIB + 5
 KINDS = ["inline", "segment", "deflated", "object", "pieces"]
 
 
-async def stored(server: Api, kind: str, body: bytes) -> tuple[str, BodyRef, Path]:
+async def stored(server: Api, kind: str, body: bytes, *, with_sums: bool = False) -> tuple[str, BodyRef, Path]:
     """A finished task with this body; the path of the body's route, its reference, and the file that holds it."""
     job_id = (await server.submit({"tasks": ["http://example.com/"]})).json["id"]
     job = await server.system.records.jobs.job(ACME, JobId(job_id))
     assert isinstance(job, Job)
     key, digest = f"results/acme/{job_id}/stored", sha256(body).hexdigest()
-    ref = BodyRef(key, len(body), digest)
+    ref = BodyRef(key, len(body), digest, sums=block_sums(body) if with_sums else None)
     data: bytes = body
     if kind == "inline":
         ref, data = BodyRef("", len(body), digest, inline=body[:-1] + b"?"), b""
@@ -113,3 +116,73 @@ async def test_the_last_piece_of_a_long_body_comes_after_its_check() -> None:
         assert len(got) < len(body)
         with pytest.raises(BodyDamaged):
             await anext(stream_range(blobs, ref, 2 * MIB, 2 * MIB + 1))
+
+
+async def read_range(blobs: LocalBlobs, ref: BodyRef, start: int, end: int) -> bytes:
+    return b"".join([piece async for piece in stream_range(blobs, ref, start, end)])
+
+
+@pytest.mark.parametrize("kind", ["object", "pieces", "one piece"])
+async def test_a_range_of_a_long_body_is_checked_by_block(kind: str) -> None:
+    body = os.urandom(LONG)
+    with quick_place() as place:
+        blobs = LocalBlobs(place)
+        if kind == "object":
+            await blobs.put("results/long", body)
+            ref = BodyRef("results/long", len(body), sha256(body).hexdigest(), sums=block_sums(body))
+            file, block, place_in_file = place / "results/long", BLOCK_BYTES, 5 * BLOCK_BYTES + 9
+        else:
+            size = 16 * MIB if kind == "one piece" else 4 * MIB
+            pieces = Pieces(blobs, "results/file", size)
+            await pieces.take(memoryview(body))
+            ref = await pieces.seal()
+            name = "000000" if kind == "one piece" else "000001"
+            file, block, place_in_file = place / "results/file" / name, size, 1 * MIB
+        assert ref.sums is not None
+        assert ref.sums.size == block
+        for start, end in ((0, 1), (0, LONG), (min(LONG, block) - 1, min(LONG, block + 1)), (LONG - 7, LONG)):
+            assert await read_range(blobs, ref, start, end) == body[start:end]
+        flip(file, place_in_file)
+        damaged = 5 * BLOCK_BYTES if kind == "object" else 0 if kind == "one piece" else 4 * MIB
+        # Another byte of the same block: nothing of it is sent.
+        with pytest.raises(BodyDamaged):
+            await anext(stream_range(blobs, ref, damaged + 3, damaged + 5))
+        if kind != "one piece":
+            assert await read_range(blobs, ref, 0, damaged) == body[:damaged]
+            assert await read_range(blobs, ref, damaged + block, LONG) == body[damaged + block :]
+            got = b""
+            with pytest.raises(BodyDamaged):
+                async for piece in stream_range(blobs, ref, 0, LONG):
+                    got += piece
+            assert got == body[:damaged], "it ends with the last good block"
+
+
+async def test_a_download_that_was_resumed_has_all_checksums() -> None:
+    body = os.urandom(LONG)
+    with quick_place() as place:
+        blobs = LocalBlobs(place)
+        first = Pieces(blobs, "results/file", 4 * MIB)
+        await first.take(memoryview(body)[: 5 * MIB])
+        await first.settle()
+        await first.leave()
+        second = Pieces(blobs, "results/file", 4 * MIB)
+        await second.find(len(body))
+        await second.take(memoryview(body)[second.offset :])
+        ref = await second.seal()
+        assert ref.sums is not None
+        assert len(ref.sums.crcs) == 4 * 3
+        assert await read_range(blobs, ref, 0, LONG) == body
+        flip(place / "results/file" / "000000", 0)
+        with pytest.raises(BodyDamaged):
+            await read_range(blobs, ref, 9, 10)
+
+
+async def test_a_damaged_range_of_a_long_body_is_an_error_in_the_api(server: Api) -> None:
+    body = os.urandom(LONG)
+    path, _, file = await stored(server, "object", body, with_sums=True)
+    answer = await server.get(path, headers={"range": f"bytes={LONG - 3}-"})
+    assert (answer.status, answer.body) == (206, body[-3:])
+    flip(file, LONG - 1)
+    answer = await server.get(path, headers={"range": f"bytes={LONG - 3}-{LONG - 2}"})
+    assert (answer.status, answer.json["code"]) == (500, "body_damaged")
+    assert (await server.get(path, headers={"range": "bytes=0-9"})).body == body[:10]

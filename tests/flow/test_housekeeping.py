@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import inspect
 import json
 from collections import Counter
 from dataclasses import replace
@@ -42,6 +43,8 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._seam, name)
+        if not inspect.iscoroutinefunction(call):
+            return call
 
         async def counted(*given: Any, **named: Any) -> Any:
             self._calls[name] += 1

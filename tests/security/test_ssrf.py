@@ -1,7 +1,8 @@
-"""No URL, redirect, name or gateway of a user leads to this machine or its neighbours.
+"""What the table of vectors and paths (test_egress_table.py) does not say: what a gateway is asked for, names that move
+between two looks in time, and what a refusal says.
 
-Canaries listen on both loopback addresses. Each vector is tried on each way that a task has to make us connect, and
-the canaries must stay alone. The site stands on another loopback address that, for these tests only, passes for public.
+Canaries listen on both loopback addresses, and must stay alone. The site stands on another loopback address that, for
+these tests only, passes for public.
 """
 
 import asyncio
@@ -13,25 +14,20 @@ import pytest
 from pyreqwest.http import Url
 
 from conveyor.clock import Clock, SystemClock
-from conveyor.egress.target_guard import TargetGuard, host_refusal, refusal
+from conveyor.egress.target_guard import TargetGuard, host_refusal
 from conveyor.model import Gateway, InputJson, JobKind, Outcome, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.settings import Settings
 from tests.support.addresses import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS, as_input
 from tests.support.clocks import JumpingClock
+from tests.support.egress_vectors import PUBLIC, Ports, public, vectors
 from tests.support.make_jobs import make_job
 from tests.support.target_site import Canary, Site
 
-PUBLIC = "127.77.0.1"
 FAR = "http://far.example/"
 REFUSALS = {"target_refused", "bad_url", "bad_redirect", "bad_input"}
 
-Ports = tuple[int, int]
 Attempt = Callable[..., Awaitable[Outcome]]
-
-
-def public(address: str) -> str | None:
-    return None if address == PUBLIC else refusal(address)
 
 
 async def names(host: str, port: int) -> Sequence[str]:
@@ -50,12 +46,6 @@ def attempts_of(executor: FetchExecutor) -> Attempt:
         return outcome
 
     return attempt
-
-
-def vectors(ports: Ports) -> list[str]:
-    """Every host with either port, by http and by https, and some with the port that the scheme has by itself."""
-    hosts = [*LOOPBACK_HOSTS, *PRIVATE_HOSTS, *EVIL_NAMES]
-    return [f"{scheme}://{host}:{port}/" for host in hosts for port in ports for scheme in ("http", "https")]
 
 
 def codes(outcomes: Sequence[Outcome]) -> set[str]:
@@ -98,43 +88,8 @@ async def attempt(canaries: tuple[Canary, Canary]) -> AsyncIterator[Attempt]:
     assert [canary.connections for canary in canaries] == [0, 0]
 
 
-def test_there_are_enough_vectors() -> None:
-    assert len(set(vectors((1, 2)))) >= 450
-
-
-async def test_directly(attempt: Attempt, ports: Ports) -> None:
-    assert codes(await each(attempt, vectors(ports))) <= REFUSALS
-
-
-async def test_by_a_redirect(attempt: Attempt, ports: Ports, site: Site) -> None:
-    for status in (302, 307):
-        urls = [site.url(f"/redirect?status={status}&to={quote(url)}", "hop.example") for url in vectors(ports)]
-        assert codes(await each(attempt, urls)) <= REFUSALS
-        assert site.visits["/redirect"] >= len(urls)
-
-
-async def test_by_a_chain_of_redirects(attempt: Attempt, ports: Ports, site: Site) -> None:
-    urls = vectors(ports)[::7]
-    inner = [site.url(f"/redirect?to={quote(url)}", "second.example") for url in urls]
-    assert (
-        codes(await each(attempt, [site.url(f"/redirect?to={quote(url)}", "hop.example") for url in inner])) <= REFUSALS
-    )
-
-
-async def test_by_a_proxy_of_the_job(attempt: Attempt, ports: Ports) -> None:
-    for url in vectors(ports):
-        outcome = await attempt(FAR, gateway=Gateway(proxy=url))
-        assert codes([outcome]) <= REFUSALS | {"gateway_failed"}, url
-
-
-async def test_by_a_template_of_the_job(attempt: Attempt, ports: Ports) -> None:
-    for url in vectors(ports):
-        outcome = await attempt(FAR, gateway=Gateway(url=f"{url}?url={{url}}"))
-        assert codes([outcome]) <= REFUSALS | {"gateway_failed"}, url
-
-
 async def test_by_a_redirect_of_a_gateway_of_the_job(attempt: Attempt, ports: Ports, site: Site) -> None:
-    urls = [f"{FAR}?to={quote(url)}" for url in vectors(ports)[::3]]
+    urls = [f"{FAR}?to={quote(row.url)}" for row in vectors(ports)[::3]]
     gateway = Gateway(url=site.url("/gateway?url={url}", "gate.example"))
     outcomes = await each(attempt, urls, gateway=gateway)
     # Names go to the gateway, whose business they are; what is local by its look does not even get there.

@@ -1,39 +1,29 @@
-"""No webhook and no list of a schedule leads to this machine or its neighbours: every vector of the fetch targets, on
-each way that a user has to have us connect outside of tasks."""
+"""Webhooks and lists of schedules: what the API refuses when it is named, and what is stored and said of a refusal. The
+table of vectors and paths is test_egress_table.py."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import pytest
 
 from conveyor.accept.schedules import ListSource
 from conveyor.accept.sources import Sources
 from conveyor.clock import SystemClock
 from conveyor.egress.outbound import Outbound, OutboundFailed
-from conveyor.egress.target_guard import TargetGuard, refusal
-from conveyor.engines.records import Document
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import BadInput, SourceUnavailable
-from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.model import JobId
-from conveyor.notify.deliverer import Deliverer
-from conveyor.notify.deliveries import DELIVERY, delivery_document, delivery_of
-from conveyor.notify.webhooks import Endpoint, Secret
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.support.addresses import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS
 from tests.support.api import Api
-from tests.support.make_jobs import ACME, make_job, make_notice
-from tests.support.receiver import Receiver, answering
+from tests.support.egress_vectors import PUBLIC, Ports, public, vectors
+from tests.support.make_jobs import ACME
 from tests.support.target_site import Canary, Site
 
-PUBLIC = "127.77.0.1"
 REFUSALS = {"target_refused", "bad_url", "bad_redirect"}
-
-Ports = tuple[int, int]
 
 
 @pytest.fixture
@@ -42,21 +32,12 @@ def settings(tmp_path: Any) -> Settings:
     return Settings.load({}, data=tmp_path / "data")
 
 
-def public(address: str) -> str | None:
-    return None if address == PUBLIC else refusal(address)
-
-
 async def names(host: str, port: int) -> Sequence[str]:
     return EVIL_NAMES.get(host, [PUBLIC])
 
 
 def guarded() -> Outbound:
     return Outbound(TargetGuard(allow_private=False, clock=SystemClock(), resolver=names, policy=public))
-
-
-def vectors(ports: Ports) -> list[str]:
-    hosts = [*LOOPBACK_HOSTS, *PRIVATE_HOSTS, *EVIL_NAMES]
-    return [f"{scheme}://{host}:{port}/" for host in hosts for port in ports for scheme in ("http", "https")]
 
 
 @pytest.fixture
@@ -79,19 +60,6 @@ async def refused(outbound: Outbound, url: str) -> str:
     return f"reached: {status}"
 
 
-async def test_by_the_url_of_an_endpoint(ports: Ports) -> None:
-    outbound = guarded()
-    at_once = asyncio.Semaphore(50)
-
-    async def one(url: str) -> str:
-        async with at_once:
-            return await refused(outbound, url)
-
-    found = await asyncio.gather(*(one(url) for url in vectors(ports)))
-    assert set(found) <= REFUSALS
-    await outbound.close()
-
-
 async def test_what_is_local_by_its_look_is_refused_when_it_is_named(server: Api, ports: Ports) -> None:
     for url in [f"http://{host}:{ports[0]}/" for host in [*LOOPBACK_HOSTS, *PRIVATE_HOSTS]]:
         for path, body in (
@@ -106,51 +74,11 @@ async def test_what_is_local_by_its_look_is_refused_when_it_is_named(server: Api
         assert (await server.get(path)).json["items"] == []
 
 
-async def test_what_was_stored_all_the_same_is_refused_by_each_try(
-    system: System, settings: Settings, ports: Ports
-) -> None:
-    """By rows of before the check, or of a time when private targets were open; an endpoint, and what a job named."""
-    outbound = guarded()
-    deliverer = Deliverer(settings, system.records, system.clock, system.signing_key, outbound)
-    urls = vectors(ports)[::5]
-    now = system.clock.now()
-    for url in urls:
-        job = make_job(system.clock)
-        webhook_id, named = system.clock.new_id("webhook"), notify_id(job.job_id, 0)
-        rows = [
-            Document(WEBHOOK, ACME, webhook_id, msgspec.json.encode(Endpoint(url, now, [Secret(1)]))),
-            Document(NOTIFY, ACME, named, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id),
-        ]
-        notice = make_notice(system.clock, job, "run.completed")
-        rows += [delivery_document(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]
-        await system.records.documents.create_documents(rows)
-    while await system.records.documents.due_documents(DELIVERY, system.clock.now(), 1):
-        await deliverer.tick()
-        await asyncio.gather(*deliverer._running)
-    await deliverer.close()
-    page = await system.records.documents.documents(DELIVERY, ACME, None, 1000)
-    assert len(page.items) == 2 * len(urls)
-    for row in page.items:
-        (attempt,) = delivery_of(row).log
-        assert attempt.error in REFUSALS
-        assert attempt.status is None
-
-
-async def test_by_a_redirect_of_a_receiver(ports: Ports) -> None:
-    outbound = guarded()
-    async with Receiver(PUBLIC) as receiver:
-        for status in (301, 302, 303, 307, 308):
-            for url in vectors(ports)[::40]:
-                receiver.acts = [answering(status, location=quote(url, safe=":/[]%@"))]
-                assert await refused(outbound, receiver.url(host="hop.example")) == f"reached: {status}"
-    await outbound.close()
-
-
 async def test_by_the_url_of_a_schedule_and_its_redirects(system: System, ports: Ports) -> None:
     outbound = guarded()
     sources = Sources(system, outbound)
     async with Site(PUBLIC) as site:
-        for url in vectors(ports):
+        for _, url in vectors(ports)[::25]:
             for asked in (url, site.url(f"/redirect?to={quote(url)}", "hop.example")):
                 with pytest.raises((BadInput, SourceUnavailable)):
                     await sources.stage(ACME, JobId("job_1"), ListSource(url=asked))

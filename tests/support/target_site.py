@@ -165,7 +165,7 @@ class Site(Listener):
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             try:
-                await PAGES[name](self, seen, writer)
+                await PAGES.get(name, unknown)(self, seen, writer)
             finally:
                 self.at_once -= 1
             await writer.drain()
@@ -259,6 +259,10 @@ async def flaky(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
     """503 as often as the path says, then 200."""
     broken = site.visits[seen.path] <= int(seen.path.split("/")[2])
     answer(writer, b"not yet" if broken else b"ok", 503 if broken else 200)
+
+
+async def unknown(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    answer(writer, b"", 404)
 
 
 @page("redirect")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 
 # It ends with its standard input: when the test process dies, however that comes about.
-_COMMAND = """
+COMMAND = """
 import os, sys, threading
 def watch():
     # Not sys.stdin.buffer: its lock, held in a read, breaks the interpreter's end.
@@ -40,12 +40,19 @@ class Relay:
 
     def __init__(self) -> None:
         self.target: tuple[str, int] | None = None
+        self._links: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         self._listener.close()
+
+    def cut(self) -> None:
+        """End all connections."""
+        for link in list(self._links):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -57,11 +64,19 @@ class Relay:
         with client, suppress(OSError):
             if self.target is None:
                 return
-            with socket.create_connection(self.target) as server:
+            with socket.create_connection(self.target) as server, self._linked(client):
                 back = threading.Thread(target=_pump, args=(server, client), daemon=True)
                 back.start()
                 _pump(client, server)
                 back.join()
+
+    @contextmanager
+    def _linked(self, link: socket.socket) -> Iterator[None]:
+        self._links.add(link)
+        try:
+            yield
+        finally:
+            self._links.discard(link)
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
@@ -76,6 +91,8 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 class Up:
     """A server that can be killed and started again."""
+
+    program = COMMAND
 
     def __init__(self, place: Path, *arguments: str, **settings: str) -> None:
         self.data = place / "data"
@@ -99,7 +116,7 @@ class Up:
         settings = {"CONVEYOR_DATA": str(self.data), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1", **self._settings}
         with self.output.open("wb") as output, _appended(self.log) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, "up", "--port", "0", *self._arguments],
+                [sys.executable, "-c", self.program, "up", "--port", "0", *self._arguments],
                 cwd=ROOT,
                 env=environment(**{"CONVEYOR_LOG_LEVEL": "error", **settings}),
                 stdin=subprocess.PIPE,

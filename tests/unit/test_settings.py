@@ -74,6 +74,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "tenant_jobs": ("10", 10),
     "max_staged_bytes": ("2000", 2000),
     "tenant_staged_bytes": ("1000", 1000),
+    "max_connections": ("16", 16),
     "max_requests": ("8", 8),
     "max_requests_bytes": ("2097152", 2097152),
     "download_piece_bytes": ("65536", 65536),

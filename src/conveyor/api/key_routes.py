@@ -83,7 +83,7 @@ async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
     revoked."""
     if not _KEY_ID.fullmatch(key_id):
         raise NotFound
-    await revoke(system.records.access, system.clock, key_id)
+    await revoke(system.records.access, system.records.documents, system.clock, key_id)
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

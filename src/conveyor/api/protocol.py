@@ -1,5 +1,5 @@
-"""The HTTP protocol, with limits that apply before the application sees a request: the size of a head, the time that it
-may take, the framing of a body, and the time that a body may continue after its response.
+"""The HTTP protocol, with limits that apply before the application sees a request: the number of connections, the size
+of a head, the time that it may take, the framing of a body, and the time that a body may continue after its response.
 
 httptools parses a head of any size, and uvicorn waits for it without a timeout; both would let a client without a key
 occupy memory and sockets. So the parser gets its bytes in pieces: the lines of a head, then what `framing` allows of a
@@ -16,10 +16,11 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conveyor.api.addressing import Addressing
+from conveyor.api.connection_limit import SPARE_HEAD_SECONDS, ConnectionLimit, overloaded
 from conveyor.api.edge import HEADERS
 from conveyor.api.framing import BodyFraming, framing_of
 from conveyor.api.joined_writes import JoinedWrites
-from conveyor.errors import BadInput, ConveyorError, HeadTooLarge, MalformedHttp
+from conveyor.errors import BadInput, ConveyorError, HeadTooLarge, MalformedHttp, Overloaded
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 200
@@ -33,9 +34,12 @@ _HEAD_END = b"\r\n\r\n"
 class CappedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which refuses a head that is too large or too slow."""
 
-    def __init__(self, addressing: Addressing, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, addressing: Addressing, limit: ConnectionLimit, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._addressing = addressing
+        self._limit = limit
+        # It is above the limit of connections, and answers health checks only.
+        self._is_spare = False
         # Bytes of the head that is arriving.
         self._head_bytes = 0
         # Of the body that is arriving; None between a body and the next head's end.
@@ -53,9 +57,17 @@ class CappedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._writes: Any = JoinedWrites(transport, self.loop)
-        self._close_after(HEAD_SECONDS)
+        self._limit.open += 1
+        self._is_spare = self._limit.is_reached
+        if self._limit.is_exceeded:
+            overloaded()
+            self._refused = True
+            transport.abort()
+            return
+        self._close_after(SPARE_HEAD_SECONDS if self._is_spare else HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.open -= 1
         self._unset_timer()
         super().connection_lost(exc)
 
@@ -130,11 +142,15 @@ class CappedProtocol(HttpToolsProtocol):
             return
         try:
             self._addressing.check(self.parser.get_http_version(), self.url, self.scope)
-        except BadInput as error:
+            if self._is_spare:
+                self._limit.check(self.url)
+        except (BadInput, Overloaded) as error:
             self._refuse(error)
             return
         super().on_headers_complete()
         self.cycle.transport = self._writes
+        if self._is_spare:
+            self.cycle.keep_alive = False
         self._framing = framing_of(self.headers)
 
     def on_body(self, body: bytes) -> None:
@@ -226,6 +242,8 @@ def _refusal(error: ConveyorError) -> bytes:
         b"content-length": b"%d" % len(body),
         b"connection": b"close",
     }
+    if "retry_after" in error.details:
+        headers[b"retry-after"] = b"%d" % error.details["retry_after"]
     lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
     lines += [name + b": " + value for name, value in headers.items()]
     return b"\r\n".join([*lines, b"", body])

@@ -12,6 +12,7 @@ import uvicorn
 
 from conveyor.api.addressing import Addressing
 from conveyor.api.application import create_app
+from conveyor.api.connection_limit import ConnectionLimit
 from conveyor.api.protocol import CappedProtocol
 from conveyor.errors import Unavailable
 from conveyor.settings import Settings
@@ -62,7 +63,7 @@ async def serve_app(
     app: Application, settings: Settings, host: str, port: int, stop: asyncio.Event, on_ready: OnReady
 ) -> None:
     """Like serve, for any application."""
-    protocol: Any = partial(CappedProtocol, Addressing(settings, host))
+    protocol: Any = partial(CappedProtocol, Addressing(settings, host), ConnectionLimit(settings.max_connections))
     config = uvicorn.Config(
         app,
         loop="none",

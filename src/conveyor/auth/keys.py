@@ -10,8 +10,12 @@ import secrets
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from conveyor.clock import Clock
-from conveyor.errors import InvalidField, InvalidKey, LastAdminKey, MissingKey, NotFound
+from conveyor.engines.records import Document, DocumentRecords
+from conveyor.errors import EngineFailed, InvalidField, InvalidKey, LastAdminKey, MissingKey, NotFound
+from conveyor.faults import crashpoint
 from conveyor.model import ApiKey, TenantId
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -20,6 +24,12 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 _MAX_NAME = 200
 # Compared for an unknown id, so that it takes as long as a known one.
 _NO_HASH = "0" * 64
+# The kind, tenant and id of the document with the administrators' keys that are being revoked.
+_REVOKING = "admin_keys"
+_REVOKING_TENANT = TenantId("~keys")
+_REVOKING_ID = "revoking"
+_MAX_TRIES = 100
+_key_ids = msgspec.json.Decoder(frozenset[str])
 
 
 class ParsedKey(NamedTuple):
@@ -112,17 +122,41 @@ async def authenticate(source: KeySource, clock: Clock, text: str) -> ApiKey:
     return key
 
 
-async def revoke(access: KeyStore, clock: Clock, key_id: str) -> None:
+async def revoke(access: KeyStore, documents: DocumentRecords, clock: Clock, key_id: str) -> None:
     """Revoke a key. Raises NotFound, and LastAdminKey if no other key could revoke or list any."""
     key = await access.key(key_id)
     if key is None:
         raise NotFound(f"Key {key_id} not found. `conveyor keys list` shows all keys.")
-    now = clock.now()
-    if key.admin and is_usable(key, now):
-        others = [other for other in await access.keys(None) if other.key_id != key_id]
-        if not any(other.admin and is_usable(other, now) for other in others):
+    if key.admin and is_usable(key, clock.now()):
+        await _claim_revocation(access, documents, clock, key_id)
+    crashpoint("key.revoke.before")
+    await access.revoke_key(key_id, clock.now())
+    crashpoint("key.revoke.after")
+
+
+async def _claim_revocation(access: KeyStore, documents: DocumentRecords, clock: Clock, key_id: str) -> None:
+    """Write down that this administrator's key goes, if another one stays. Two administrators who revoke each other's
+    keys at the same time write on the same version of a document, so that one of them sees the claim of the other."""
+    for _ in range(_MAX_TRIES):
+        # Before the keys: a claim that is not in the document yet changes its version.
+        row = await documents.document(_REVOKING, _REVOKING_TENANT, _REVOKING_ID)
+        if row is None:
+            await documents.create_documents([Document(_REVOKING, _REVOKING_TENANT, _REVOKING_ID, b"[]")])
+            continue
+        going = _key_ids.decode(row.body)
+        now = clock.now()
+        others = [other for other in await access.keys(None) if other.admin and other.key_id != key_id]
+        usable = {other.key_id for other in others if is_usable(other, now)}
+        if not usable - going:
             raise LastAdminKey
-    await access.revoke_key(key_id, now)
+        # Claims of keys that are revoked by now are of no more use.
+        body = msgspec.json.encode(sorted({key_id} | (usable & going)))
+        crashpoint("key.revoking.before")
+        claimed = await documents.replace_document(msgspec.structs.replace(row, body=body))
+        crashpoint("key.revoking.after")
+        if claimed is not None:
+            return
+    raise EngineFailed("Other keys are being revoked at the same time. Retry.")
 
 
 class KeyCache:

@@ -119,7 +119,7 @@ async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
 async def _revoke(system: "System", key_id: str) -> None:
     from conveyor.auth.keys import revoke as revoke_stored
 
-    await revoke_stored(system.records.access, system.clock, key_id)
+    await revoke_stored(system.records.access, system.records.documents, system.clock, key_id)
 
 
 def _key_json(key: "ApiKey") -> dict[str, Any]:

@@ -41,6 +41,15 @@ class Finished(msgspec.Struct, frozen=True):
     counts: Counts
 
 
+class SettledCounts(msgspec.Struct, frozen=True):
+    """The counts of a run, of which `settled` tasks were counted just now, in place of a process that died. `pending`:
+    tasks may be uncounted, by a process that is at work or has died; the next look tells which."""
+
+    counts: Counts
+    settled: int = 0
+    pending: bool = False
+
+
 class Walked(msgspec.Struct, frozen=True):
     """A page of a run in list order: the matching tasks, the number of rows read, and the index of the last row; None
     if no row follows."""
@@ -148,6 +157,15 @@ class ReadsByIndex(Protocol):
         """Read the `limit` rows after the index `after`, over all shards; -1 starts at the first."""
 
 
+@runtime_checkable
+class SettlesCounts(Protocol):
+    """A capability: counts change in a step of their own, which may be missing after a crash."""
+
+    async def settle_counts(self, run: RunKey) -> SettledCounts:
+        """The stored counts, as `counts` returns them, after counting tasks that another process finished and did not
+        count, if an earlier look has found them, too."""
+
+
 class RunTally(msgspec.Struct, frozen=True):
     """A run, counted row by row."""
 
@@ -177,6 +195,19 @@ class RoutesTasks(Protocol):
 
     def engine_of(self, run: RunKey) -> Tasks:
         """The engine that holds a run. Raises TasksElsewhere."""
+
+
+def may_lag(tasks: Tasks, run: RunKey) -> bool:
+    """Whether the engine of a run counts in a step of its own. Raises TasksElsewhere."""
+    return isinstance(_holder(tasks, run), SettlesCounts)
+
+
+async def settled_counts(tasks: Tasks, run: RunKey) -> SettledCounts:
+    """The stored counts, settled where that is needed. Raises TasksElsewhere."""
+    engine = _holder(tasks, run)
+    if isinstance(engine, SettlesCounts):
+        return await engine.settle_counts(run)
+    return SettledCounts(await tasks.counts(run))
 
 
 def by_index(tasks: Tasks, run: RunKey) -> ReadsByIndex | None:

@@ -18,6 +18,7 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs, SyncsLogs
 from conveyor.engines.tasks import Tasks, inline_bytes
 from conveyor.faults import crashpoint
+from conveyor.jobs.block_sums import CHECKED_WHOLE, block_sums
 from conveyor.jobs.body_coding import INLINE_PAGE, LARGE, deflate, is_compressed, is_worth_deflating
 from conveyor.model import BodyRef, Job, JobKind, Outcome, ResultLayout
 
@@ -117,7 +118,8 @@ class BodyStore:
             key = new_key(self._clock, job, "body")
             body = outcome.body or b""
             await self._blobs.put(key, body)
-            refs[position] = BodyRef(key, len(body), _digest(outcome))
+            sums = await asyncio.to_thread(block_sums, body) if len(body) > CHECKED_WHOLE else None
+            refs[position] = BodyRef(key, len(body), _digest(outcome), sums=sums)
 
 
 def new_key(clock: Clock, job: Job, kind: str) -> str:

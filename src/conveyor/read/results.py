@@ -2,11 +2,13 @@
 task, and its body, checked against the stored sha256.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from hashlib import sha256
 from typing import Any
 
 import msgspec
+from isal import isal_zlib
 
 from conveyor.auth.body_links import BODY_SECONDS
 from conveyor.clock import iso_text
@@ -14,6 +16,7 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import NoBody, NotFound
+from conveyor.jobs.block_sums import CHECKED_WHOLE, crc_of
 from conveyor.jobs.body_coding import (
     GZIP_HEADER,
     LARGE,
@@ -25,7 +28,18 @@ from conveyor.jobs.body_coding import (
     stored_as,
 )
 from conveyor.jobs.secrets import shown_input
-from conveyor.model import PROGRESS, BodyRef, Page, RunKey, Task, TaskError, TaskProgress, piece_key, progress_id
+from conveyor.model import (
+    PROGRESS,
+    BlockSums,
+    BodyRef,
+    Page,
+    RunKey,
+    Task,
+    TaskError,
+    TaskProgress,
+    piece_key,
+    progress_id,
+)
 from conveyor.read import cursors
 from conveyor.read.body_names import body_name
 from conveyor.read.merge import merged_page
@@ -34,8 +48,6 @@ from conveyor.telemetry import metrics
 
 # A body that is read as a whole, and checked before any of it is sent. No deflated one is longer.
 _SMALL = LARGE
-# A range of a longer body than this is sent unchecked: it would cost too much to read all of it for each range.
-_CHECKED_FOR_RANGES = 8 * LARGE
 
 
 class TaskPage(Page[Task], frozen=True):
@@ -171,22 +183,47 @@ async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
 
 
 async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes of a body from `start` up to `end`. The sha256 is over the whole body, which is read and checked first
-    unless it is long: a client that reads parts of a long one checks what it puts together. Raises BodyDamaged."""
+    """The bytes of a body from `start` up to `end`, checked before they are sent: with all of the body, or block by
+    block if it is long. A long one of an earlier version has no checksums of blocks: a client that reads parts of it
+    checks what it puts together. Raises BodyDamaged."""
     if ref.length <= _SMALL:
         yield (await _checked(blobs, ref))[start:end]
         return
-    if ref.length <= _CHECKED_FOR_RANGES:
+    if ref.sums is not None:
+        for number in range(start // ref.sums.size, -(-end // ref.sums.size)):
+            first, last = await _check_block(blobs, ref, ref.sums, number)
+            async for piece in _span(blobs, ref, max(start, first), min(end, last)):
+                yield piece
+        return
+    if ref.length <= CHECKED_WHOLE:
         async for _ in stream_body(blobs, ref):
             pass
+    async for piece in _span(blobs, ref, start, end):
+        yield piece
+
+
+async def _check_block(blobs: Blobs, ref: BodyRef, sums: BlockSums, number: int) -> tuple[int, int]:
+    """Read and check a block, in constant memory. Returns where it starts and ends. Raises BodyDamaged."""
+    first, last = number * sums.size, min(ref.length, (number + 1) * sums.size)
+    crc = 0
+    async for piece in _span(blobs, ref, first, last):
+        crc = isal_zlib.crc32(piece, crc)
+    if crc != crc_of(sums, number):
+        raise damaged_body(ref, f"its bytes from {first} to {last} are not those that were written")
+    return first, last
+
+
+async def _span(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes of a body that is not encoded from `start` up to `end`, as they are stored. Raises BodyDamaged."""
     left = end - start
     try:
-        async for piece in _pieces(blobs, ref, start):
-            own = piece[:left]
-            left -= len(own)
-            yield own
-            if left == 0:
-                return
+        async with aclosing(_pieces(blobs, ref, start)) as pieces:
+            async for piece in pieces:
+                own = piece[:left]
+                left -= len(own)
+                yield own
+                if left == 0:
+                    return
     except NotFound:
         raise missing_body(ref) from None
     raise damaged_body(ref, "it is shorter than when it was written")
@@ -230,7 +267,7 @@ async def _stored(blobs: Blobs, ref: BodyRef) -> bytes:
     return data
 
 
-async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[bytes]:
+async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncGenerator[bytes, None]:
     """The bytes from `start` of a body on, including those after it in its segment. Raises NotFound."""
     if ref.inline is not None:
         yield ref.inline[start:]

@@ -17,6 +17,7 @@ from conveyor.notify.callback_monitor import Callbacks
 from conveyor.recover.monitored import Monitored
 from conveyor.recover.overdue_runs import Deadlines
 from conveyor.recover.stuck import OnTakeover, Stuck
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.settings import Settings
 from conveyor.system import System
 from conveyor.telemetry import metrics
@@ -59,12 +60,20 @@ class Monitor:
         seen.others = {**seen.others, **await part()}
 
 
-def monitor_of(system: System, *, told: OnTakeover | None = None, parts: Sequence[Part] = ()) -> Monitor:
-    """The monitor of a system. It calls `told` for each task that it takes over."""
+def monitor_of(
+    system: System,
+    *,
+    told: OnTakeover | None = None,
+    parts: Sequence[Part] = (),
+    trusted: TrustedTime | None = None,
+) -> Monitor:
+    """The monitor of a system. It calls `told` for each task that it takes over. `trusted` is the time of deadlines, if
+    another role of the process asks for it, too."""
     records, tasks, queue, clock = system.records, system.tasks, system.queue, system.clock
     lifecycle = Lifecycle(records, tasks, clock)
     stuck = Stuck(records, tasks, queue, clock, system.settings, told)
-    deadlines = Deadlines(records, tasks, queue, system.coordinator, lifecycle, clock, system.settings)
+    trusted = trusted or TrustedTime(records.documents, clock, deadlines=True)
+    deadlines = Deadlines(records, tasks, queue, system.coordinator, lifecycle, clock, system.settings, trusted)
     if system.step_functions is not None:
         parts = [*parts, Callbacks(system, system.step_functions).part]
     return Monitor(stuck, deadlines, system.settings, parts)

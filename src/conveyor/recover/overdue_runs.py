@@ -34,6 +34,7 @@ from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, Job, OutboxEvent, TaskSeed
 from conveyor.recover.monitored import Monitored
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.settings import Settings
 from conveyor.states import ENDED, ReasonCode, RunState
 
@@ -64,7 +65,9 @@ class Deadlines:
         lifecycle: Lifecycle,
         clock: Clock,
         settings: Settings,
+        trusted: TrustedTime | None = None,
     ) -> None:
+        """A deadline has passed when `trusted` says so; by default the clock does."""
         self._records = records
         self._tasks = tasks
         self._queue = queue
@@ -72,16 +75,20 @@ class Deadlines:
         self._lifecycle = lifecycle
         self._clock = clock
         self._settings = settings
+        self._trusted = trusted
         self._isolation = Isolation("monitor", clock)
         # One dead letter at a time: each receives its message from a queue that all share.
         self._writing = asyncio.Lock()
 
     async def run_once(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
-            rows = await self._records.documents.due_documents(DEADLINE, self._clock.now(), _PAGE)
+            rows = await self._records.documents.due_documents(DEADLINE, await self._now(), _PAGE)
             await self._isolation.due_rows(self._records, rows, partial(self._look, seen))
             if len(rows) < _PAGE:
                 break
+
+    async def _now(self) -> float:
+        return self._clock.now() if self._trusted is None else await self._trusted.now()
 
     async def _look(self, seen: Monitored, row: Document) -> None:
         job = None if row.job_id is None else await self._records.jobs.job(row.tenant, row.job_id)
@@ -89,7 +96,7 @@ class Deadlines:
         if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
             await self._records.documents.remove_document(row)
             return
-        now, seconds = self._clock.now(), job.options.deadline
+        now, seconds = await self._now(), job.options.deadline
         if seconds is None:
             await self._records.documents.remove_document(row)
         elif job.state is RunState.PAUSED:
@@ -107,7 +114,7 @@ class Deadlines:
         await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=until))
 
     async def _requeue_run(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
-        now, max_tries = self._clock.now(), self._settings.deadline_tries
+        now, max_tries = await self._now(), self._settings.deadline_tries
         tries = deadline.tries + (not deadline.under_way)
         begun = Deadline(deadline.run_id, now, tries, under_way=True)
         event = None if deadline.under_way else self._event(job, {"tries": tries, "of": max_tries, "deadline": seconds})
@@ -143,7 +150,7 @@ class Deadlines:
         reason = f"deadline: not finished within {seconds:g} s{requeued}; {unfinished}"
         begun = msgspec.structs.replace(deadline, tries=max_tries + 1, under_way=True)
         crashpoint("monitor.expire.before")
-        claimed = await self._records.documents.replace_document(_with(row, begun, self._clock.now() + _REDO))
+        claimed = await self._records.documents.replace_document(_with(row, begun, await self._now() + _REDO))
         crashpoint("monitor.expire.after")
         if claimed is None:
             return

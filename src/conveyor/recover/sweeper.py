@@ -1,5 +1,6 @@
-"""Sweeper: completes runs whose completion was missed, requeues lost references, requests stalled ingests, closes idle
-open jobs, fails runs at their maximum lifetime, clears finished runs. A run that makes it fail stops no other.
+"""Sweeper: completes runs whose completion was missed, counts tasks that a process finished and did not count before it
+died, requeues lost references, requests stalled ingests, closes idle open jobs, fails runs at their maximum lifetime,
+clears finished runs. A run that makes it fail stops no other.
 
 It reads runs that are active or just finished, never all tasks; `run_once` returns counts. A run in which nothing moves
 is checked less and less often, and the queues of one that moves are not asked.
@@ -19,7 +20,7 @@ from conveyor.coordination.ready_runs import RunRestorer
 from conveyor.coordination.revisits import Revisits
 from conveyor.engines.queue import CONTROL, Depth, Queue, Reveals, run_queue, run_queues
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import SettledCounts, Tasks, may_lag, settled_counts
 from conveyor.faults import crashpoint
 from conveyor.jobs.active_jobs import ActiveJobs
 from conveyor.jobs.chunks import drop_if_ended, has_holders, request_ingest, requeue_pending
@@ -27,6 +28,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
 from conveyor.process.retry import longest_delay
 from conveyor.recover.stalled_runs import StalledRuns
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import metrics
 
@@ -37,6 +39,8 @@ _EVERY = 2.0
 _LONGEST_PAUSE = 30
 _RUNS = 200
 _ROWS = 5000
+# Seconds until the next look at a run whose counts may lag.
+_LAGGING = 3.0
 # Seconds without a change after which an ingest may have lost its message.
 _STALLED = 10.0
 _ASK_AGAIN = 60.0
@@ -55,6 +59,8 @@ class Swept(msgspec.Struct):
     failed: int = 0
     cancelled: int = 0
     cleared: int = 0
+    # Tasks that a process has finished, and not counted before it died.
+    settled: int = 0
     # Messages that a clock that was set back had hidden.
     revealed: int = 0
 
@@ -75,10 +81,12 @@ class Sweeper:
         *,
         restorer: RunRestorer | None = None,
         max_hold: float = _MAX_HOLD,
+        trusted: TrustedTime | None = None,
     ) -> None:
         """`max_lifetime` is the operator's limit, in seconds, beside those of jobs; 0: none. `restorer` restores runs
         that the ready index has lost. `max_hold` is the longest time for which a message is leased, or waits for a
-        breaker."""
+        breaker. `trusted` says when a run has reached its maximum lifetime, and an open job was idle for too long; by
+        default the clock does."""
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -92,6 +100,7 @@ class Sweeper:
         self._buckets = buckets
         self._restorer = restorer
         self._max_hold = max_hold
+        self._trusted = trusted
         self._asked_at: dict[RunId, float] = {}
         self._stalled = StalledRuns(clock)
         self._visits = Revisits(clock, _EVERY, _EVERY * _LONGEST_PAUSE)
@@ -127,12 +136,24 @@ class Sweeper:
     async def _check_run(self, swept: Swept, job: Job) -> None:
         if await self._check_lifetime(job, swept):
             return
-        found: object = None
-        if job.state is RunState.RUNNING:
-            found = await self._check(job, swept)
+        found: Counts | None = None
+        due_by = self._due_by(job)
+        if job.state is RunState.RUNNING or may_lag(self._tasks, job.key):
+            looked = await self._settle_counts(job, swept)
+            found = looked.counts
+            due_by = min(due_by, self._clock.now() + _LAGGING if looked.pending else math.inf)
+        if job.state is RunState.RUNNING and found is not None:
+            found = await self._check(job, found, swept)
         elif job.state is RunState.INGESTING:
             await self._check_ingest(job, swept)
-        self._visits.checked(job.run.run_id, _mark(job), found, self._due_by(job))
+        self._visits.checked(job.run.run_id, _mark(job), found, due_by)
+
+    async def _settle_counts(self, job: Job, swept: Swept) -> SettledCounts:
+        looked = await settled_counts(self._tasks, job.key)
+        swept.settled += looked.settled
+        if looked.settled:
+            log.info("counted tasks of a process that died", run=job.run.run_id, tasks=looked.settled)
+        return looked
 
     def _due_by(self, job: Job) -> float:
         """The next time at which an unchanged run needs a check: its maximum lifetime, and while it ingests the time at
@@ -145,7 +166,7 @@ class Sweeper:
     async def _check_lifetime(self, job: Job, swept: Swept) -> bool:
         """Fail a run that reached its maximum lifetime, whatever it waits for."""
         lifetime = lifetime_of(job, self._max_lifetime)
-        if job.run.created_at + lifetime > self._clock.now():
+        if job.run.created_at + lifetime > await self._trusted_now():
             return False
         counts = await self._tasks.counts(job.key)
         if job.run.last_batch and counts.ended >= job.run.total:
@@ -157,6 +178,9 @@ class Sweeper:
             swept.failed += 1
             log.error("run reached its maximum lifetime", job=job.job_id, run=job.run.run_id, reason=reason)
         return True
+
+    async def _trusted_now(self) -> float:
+        return self._clock.now() if self._trusted is None else await self._trusted.now()
 
     async def _clear_ended(self, swept: Swept) -> None:
         ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.skipped)
@@ -170,7 +194,7 @@ class Sweeper:
         swept.checked += 1
         quiet = self._clock.now() - job.run.touched_at
         open_still = job.mode is Mode.OPEN and not job.run.sealed and job.run.lineage is None
-        if open_still and quiet > job.options.idle_timeout:
+        if open_still and await self._trusted_now() - job.run.touched_at > job.options.idle_timeout:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             crashpoint("sweeper.seal.before")
             # With `touched_at`: a batch that was accepted since the job was read keeps it open.
@@ -198,11 +222,10 @@ class Sweeper:
             self._asked_at[job.run.run_id] = self._clock.monotonic()
             swept.resumed += 1
 
-    async def _check(self, job: Job, swept: Swept) -> Counts:
+    async def _check(self, job: Job, counts: Counts, swept: Swept) -> Counts:
         """Complete the run, or repair it if nothing moves and its queues are empty. Returns its counts."""
         swept.checked += 1
         before = self._visits.last_found(job.run.run_id)
-        counts = await self._tasks.counts(job.key)
         if job.run.last_batch and counts.ended >= job.run.total and await self._is_finished(job):
             # Since the job was read: its queues are empty, and nothing is lost.
             return counts
@@ -275,6 +298,8 @@ class Sweeper:
         swept.cancelled += moved
         if moved == 0:
             if await has_holders(self._queue, job.run, self._clock.now()):
+                return
+            if not completed and may_lag(self._tasks, job.key) and (await self._settle_counts(job, swept)).pending:
                 return
             for queue in run_queues(job.run.run_id):
                 await self._queue.drop(queue)

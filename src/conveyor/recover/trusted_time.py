@@ -1,9 +1,12 @@
-"""TrustedTime: the time by which retention purges. A wall clock that jumps forward makes everything look expired, and
-what is purged does not come back when the clock is right again. So a jump counts only after the clock has run on evenly
-for an hour. Until then trusted time goes on without the jump, and only what expired by it is purged.
+"""TrustedTime: the time by which retention purges and runs reach their deadlines. A wall clock that jumps forward makes
+everything look expired, and what is purged or failed does not come back when the clock is right again. So a jump counts
+only after the clock has run on evenly for an hour. Until then trusted time goes on without the jump, and only what
+expired by it is purged or failed.
 
 The last trusted time is a document, so that a process that starts after the jump sees it, too.
 """
+
+import asyncio
 
 import msgspec
 import structlog
@@ -14,14 +17,17 @@ from conveyor.model import TenantId
 
 log = structlog.get_logger()
 
-# The kind, the tenant and the id of the document.
+# The kind, the tenant and the ids of the documents.
 _KIND = "clock"
 _TENANT = TenantId("~retention")
-_ID = "trusted"
+_PURGES = "trusted"
+_DEADLINES = "deadlines"
 # A jump that a process sees; it may have been suspended.
 _JUMP = 3600.0
-# A jump between two processes; there may have been none for a while.
+# A jump between two processes; there may have been none for a while. For deadlines it does not matter which it was:
+# time in which nothing ran is not the run's fault.
 _GAP = 86_400.0
+_DEADLINE_GAP = 1800.0
 # How long the clock must run on evenly after a jump.
 _HOLD = 3600.0
 _WRITE_EVERY = 600.0
@@ -37,13 +43,22 @@ class TrustedMark(msgspec.Struct, frozen=True):
 
 _marks = msgspec.json.Decoder(TrustedMark)
 
+_NOT_PURGED = "what expired since is purged after an hour"
+_NOT_FAILED = "deadlines do not count that time for an hour"
+
 
 class TrustedTime:
-    """As one process sees it. Lives as long as the role that asks."""
+    """As one process sees it. Lives as long as the roles that ask."""
 
-    def __init__(self, documents: DocumentRecords, clock: Clock) -> None:
+    def __init__(self, documents: DocumentRecords, clock: Clock, *, deadlines: bool = False) -> None:
+        """With `deadlines`, for deadlines: they may be short, so that smaller jumps matter."""
         self._documents = documents
         self._clock = clock
+        self._id = _DEADLINES if deadlines else _PURGES
+        self._least_jump = CLOCK_SLACK if deadlines else _JUMP
+        self._least_gap = _DEADLINE_GAP if deadlines else _GAP
+        self._effect = _NOT_FAILED if deadlines else _NOT_PURGED
+        self._asking = asyncio.Lock()
         # The wall clock at the last look; None before the first.
         self._wall: float | None = None
         self._looked_at = 0.0
@@ -54,6 +69,10 @@ class TrustedTime:
 
     async def now(self) -> float:
         """The trusted time. It is never ahead of the wall clock."""
+        async with self._asking:
+            return await self._look()
+
+    async def _look(self) -> float:
         wall, monotonic = self._clock.now(), self._clock.monotonic()
         if self._wall is None:
             await self._start(wall)
@@ -61,7 +80,7 @@ class TrustedTime:
             self._compare(wall, wall - self._wall - (monotonic - self._looked_at))
         self._wall, self._looked_at = wall, monotonic
         if self._ahead and wall - self._since >= _HOLD:
-            log.warning("clock ran on evenly after its jump: it is trusted", seconds=round(self._ahead))
+            log.info("clock has run evenly for an hour: it is trusted", seconds=round(self._ahead))
             self._ahead = self._since = 0.0
         await self._write(wall - self._ahead, monotonic)
         return wall - self._ahead
@@ -72,21 +91,23 @@ class TrustedTime:
         return self._ahead > 0
 
     async def _start(self, wall: float) -> None:
-        mark = _mark(await self._documents.document(_KIND, _TENANT, _ID))
+        mark = _mark(await self._documents.document(_KIND, _TENANT, self._id))
         if mark is not None and wall < mark.at - CLOCK_SLACK:
             log.warning("clock was set back", seconds=round(mark.at - wall))
-        elif mark is not None and wall - mark.at > _GAP:
-            self._jumped(wall, wall - mark.at)
+        elif mark is not None and wall - mark.at > self._least_gap:
+            # Somebody has switched it off, in nearly all cases.
+            self._ahead, self._since = wall - mark.at, wall
+            log.info(f"nothing ran for a while: {self._effect}", since=iso_text(mark.at), now=iso_text(wall))
             if 0 < mark.since <= wall:
                 self._since = mark.since
 
     def _compare(self, wall: float, jump: float) -> None:
-        if jump > _JUMP:
+        if jump > self._least_jump:
             self._jumped(wall, jump)
         elif jump < -CLOCK_SLACK:
             self._ahead = max(0.0, self._ahead + jump)
             # What is left is no jump of its own.
-            if self._ahead <= _JUMP:
+            if self._ahead <= self._least_jump:
                 self._ahead = 0.0
             self._since = wall if self._ahead else 0.0
             log.warning("clock was set back", seconds=round(-jump))
@@ -95,11 +116,11 @@ class TrustedTime:
         self._ahead += seconds
         self._since = wall
         log.error(
-            "clock jumped forward, or nothing ran for long: what expired since is purged after an hour; set the clock"
-            " right before that if it is wrong",
+            f"clock jumped forward, or the machine was asleep: {self._effect}; set the clock right before that if it is"
+            " wrong",
             seconds=round(seconds),
             now=iso_text(wall),
-            purged_up_to=iso_text(wall - self._ahead),
+            trusted=iso_text(wall - self._ahead),
         )
 
     async def _write(self, at: float, monotonic: float) -> None:
@@ -110,9 +131,9 @@ class TrustedTime:
             if since == self._since and monotonic - written_at < _WRITE_EVERY:
                 return
         body = msgspec.json.encode(TrustedMark(at, self._since))
-        stored = await self._documents.document(_KIND, _TENANT, _ID)
+        stored = await self._documents.document(_KIND, _TENANT, self._id)
         if stored is None:
-            await self._documents.create_documents([Document(_KIND, _TENANT, _ID, body)])
+            await self._documents.create_documents([Document(_KIND, _TENANT, self._id, body)])
         else:
             await self._documents.replace_document(msgspec.structs.replace(stored, body=body))
         self._written = (self._since, monotonic)
@@ -120,13 +141,13 @@ class TrustedTime:
 
 async def clock_problem(documents: DocumentRecords, clock: Clock) -> str | None:
     """What is odd about the wall clock, compared with the last trusted time; None if nothing is."""
-    mark, now = _mark(await documents.document(_KIND, _TENANT, _ID)), clock.now()
+    mark, now = _mark(await documents.document(_KIND, _TENANT, _PURGES)), clock.now()
     if mark is None:
         return None
     if now < mark.at - CLOCK_SLACK:
         return f"{round(mark.at - now)} s behind the last stored time: it was set back, or had been ahead"
     if mark.since:
-        return f"jumped forward from {iso_text(mark.at)}: what expired since is purged an hour after the jump"
+        return f"jumped forward from {iso_text(mark.at)}, or nothing ran since: {_NOT_PURGED}"
     return None
 
 

@@ -36,7 +36,7 @@ from conveyor.engines.records import (
     RunFlush,
     RunFlushed,
 )
-from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, Tasks
+from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, SettlesCounts, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
 from conveyor.states import RunState, TaskStatus
@@ -51,7 +51,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "access": (AccessRecords, HoldsClaims),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
-    "tasks": (Tasks, ReadsByIndex, CopiesRuns),
+    "tasks": (Tasks, ReadsByIndex, CopiesRuns, SettlesCounts),
     "queue": (Queue, ReportsMessageAge, NamesQueues, Hastens, Reveals, SharesQueues),
     "coordinator": (Coordinator,),
     "blobs": (Blobs, StoresParts, SyncsLogs),

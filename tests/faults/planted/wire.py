@@ -68,7 +68,7 @@ def _guesses_are_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def _any_key_is_revoked(patch: pytest.MonkeyPatch) -> None:
-    async def revoke(access: Any, clock: Any, key_id: str) -> None:
+    async def revoke(access: Any, documents: Any, clock: Any, key_id: str) -> None:
         await access.revoke_key(key_id, clock.now())
 
     patch.setattr(key_routes, "revoke", revoke)

@@ -1,31 +1,32 @@
 """The stored counts of a run: a few items, each incremented once per batch of finished tasks.
 
-An ADD that is sent twice counts twice, so each addition carries a sequence number of its writer, and an item accepts
-each number once. A recount sets all items of a run to the counted values, on the condition that no addition happened
-since it began, and starts a new epoch. An addition names the epoch that its writer knew before it moved the tasks: the
-recount may or may not have seen these tasks, so an item refuses an addition of an earlier epoch, and the writer
-recounts too. So the counts may lag after a crash between moving and adding, but never lead.
+An ADD that is sent twice counts twice, so each addition carries a number of its writer's lane (announcements.py), and
+an item accepts each number once. If the writer dies between moving tasks and adding them, another process adds them in
+its place within seconds (late_counts.py).
+
+A recount sets all items of a run to the counted values, on the condition that no addition happened since it began, and
+starts a new epoch. An addition names the epoch that its writer knew before it moved the tasks: the recount may or may
+not have seen these tasks, so an item refuses an addition of an earlier epoch, and the writer recounts too. So the
+counts may lag after a crash between moving and adding, but never lead.
 """
 
-import asyncio
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from zlib import crc32
 
 import msgspec
 from aiodynamo.expressions import Condition, F, HashKey, RangeKey, UpdateExpression
 from aiodynamo.operations import Operation, Put, Update
 
 from conveyor.clock import Clock
-from conveyor.engines.dynamodb.layout import count_key
+from conveyor.engines.dynamodb.announcements import SLOTS, Announcement, announcement_item, announcement_of, slot_of
+from conveyor.engines.dynamodb.layout import announcement_key, count_key
 from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.table import Item, Table, plain
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, Replaced, RunKey
-
-SLOTS = 8
+from conveyor.model import Counts, Replaced, RunKey, count_replaced
+from conveyor.states import TaskStatus
 
 # Maximum number of error codes per item: items are bounded, the error codes of handlers are not.
 _MAX_CODES = 200
@@ -33,6 +34,8 @@ _LONGEST_CODE = 200
 # Another process recounts rarely, and only when no task has finished for a while.
 _EPOCH_SECONDS = 2.0
 _MAX_RUNS = 1000
+# Lanes of a process in a run. A few calls run at once; those of failed calls are kept.
+_MAX_LANES = 64
 
 _STATUSES = ("succeeded", "failed", "cancelled")
 # Prefixes of attributes: of error codes, of replaced outcomes by status, and of their error codes.
@@ -49,12 +52,33 @@ class Tally(msgspec.Struct, frozen=True):
     replaced: Replaced = Replaced()
 
 
+def tally_of(ends: Iterable[tuple[TaskStatus, str | None, str | None]]) -> Tally:
+    """Count finished tasks, each with its status, its error code and its earlier outcome."""
+    statuses: Counter[TaskStatus] = Counter()
+    codes: Counter[str] = Counter()
+    priors: Counter[tuple[TaskStatus, str | None]] = Counter()
+    for status, code, prior in ends:
+        statuses[status] += 1
+        priors[status, prior] += 1
+        if status is TaskStatus.FAILED and code:
+            codes[code] += 1
+    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
+    return Tally(counts, codes, count_replaced(priors.elements()))
+
+
+class Added(msgspec.Struct, frozen=True):
+    """Whether an addition is in the counts. If not: the tasks that are, because another process has added them for this
+    one; None after a recount, which may or may not have seen them."""
+
+    done: bool
+    counted: frozenset[int] | None = None
+
+
 class _Known:
-    """This process's knowledge of a run's counts."""
+    """This process's knowledge of a run's counts, and the lanes that its calls use now."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.sequence = 0
+        self.lanes: set[int] = set()
         self.epoch = 0
         self.epoch_until = 0.0
         self.codes: set[str] = set()
@@ -66,11 +90,11 @@ class Counters:
     def __init__(self, table: Table, clock: Clock, writer: str) -> None:
         self._table = table
         self._clock = clock
-        self._writer = f"w:{writer}"
-        self._slot = crc32(writer.encode()) % SLOTS
+        self._writer = writer
+        self._slot = slot_of(writer)
         # One for all runs: a run that was evicted here and is known again must not reuse a number, which its item would
         # take for an addition that it has.
-        self._sequence = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     async def epoch(self, run: RunKey) -> int:
@@ -80,31 +104,73 @@ class Counters:
             self._learn(known, await self._table.get(count_key(run, self._slot)) or {})
         return known.epoch
 
-    async def add(self, run: RunKey, epoch: int, tally: Tally) -> bool:
-        """Add the moved tasks. False after a recount in between: then the caller must recount."""
+    async def announce(self, run: RunKey, epoch: int, indexes: Iterable[int]) -> Announcement:
+        """Write down which tasks a call is about to move. It uses a lane until `close`."""
         known = self._known(run)
-        async with known.lock:
-            known.sequence = next(self._sequence)
-            update = self._addition(run, known, epoch, tally)
-            payload = {**update.to_request_payload()["Update"], "ReturnValues": "ALL_NEW"}
-            crashpoint("tasks.count.before")
-            try:
-                answer = await self._table.wire.call("UpdateItem", payload)
-            except DynamoRefused:
-                item = await self._table.get(count_key(run, self._slot)) or {}
-                self._learn(known, item)
-                # An earlier attempt succeeded, and its answer was lost.
-                return bool(item.get(self._writer, 0) >= known.sequence)
-            self._learn(known, plain(answer["Attributes"]))
+        if len(known.lanes) >= _MAX_LANES:
+            # Two calls in one lane are safe: the addition of one is refused, and it recounts.
+            known.lanes.clear()
+        lane = next(lane for lane in itertools.count() if lane not in known.lanes)
+        known.lanes.add(lane)
+        announcement = Announcement(
+            self._writer, lane, next(self._numbers), epoch, tuple(sorted(indexes)), self._clock.now()
+        )
+        await self._put(run, announcement)
+        return announcement
+
+    def close(self, run: RunKey, announcement: Announcement) -> None:
+        """All that the call has moved is counted: the next one may use its lane. The lane of a call that failed stays
+        as it is, until another process has settled it."""
+        self._known(run).lanes.discard(announcement.lane)
+
+    async def withdraw(self, run: RunKey, announcement: Announcement) -> None:
+        """Remove the announcement of a call that has moved nothing."""
+        await self._table.delete([announcement_key(run, self._writer, announcement.lane)])
+
+    async def add(self, run: RunKey, announcement: Announcement, tally: Tally) -> Added:
+        """Add the moved tasks."""
+        known = self._known(run)
+        update = addition(self._table.name, run, announcement, tally, known.codes, self._clock.now())
+        payload = {**update.to_request_payload()["Update"], "ReturnValues": "ALL_NEW"}
+        crashpoint("tasks.count.before")
+        try:
+            answer = await self._table.wire.call("UpdateItem", payload)
+        except DynamoRefused:
+            return await self._refused(run, known, announcement)
+        self._learn(known, plain(answer["Attributes"]))
         crashpoint("tasks.count.after")
-        return True
+        return Added(done=True)
+
+    async def add_rest(self, run: RunKey, announcement: Announcement, tally: Tally) -> Added:
+        """Add the tasks that another process, which added some of them for this one, has not seen."""
+        return await self.add(run, msgspec.structs.replace(announcement, number=next(self._numbers)), tally)
+
+    async def _refused(self, run: RunKey, known: _Known, announcement: Announcement) -> Added:
+        """An earlier attempt has added them, and its answer was lost; or another process has; or a recount came in
+        between."""
+        item = await self._table.get(count_key(run, self._slot)) or {}
+        self._learn(known, item)
+        if item.get(announcement.attribute, 0) < announcement.number:
+            return Added(done=False)
+        stored = await self._table.get(announcement_key(run, self._writer, announcement.lane))
+        if stored is None or stored["number"] > announcement.number:
+            return Added(done=False)
+        counted = announcement_of(stored).counted if stored["number"] == announcement.number else None
+        return Added(done=counted is None, counted=counted)
+
+    async def _put(self, run: RunKey, announcement: Announcement) -> None:
+        key = announcement_key(run, self._writer, announcement.lane)
+        item = {**key._asdict(), **announcement_item(announcement), "ttl": while_in_use(self._clock.now())}
+        crashpoint("tasks.announce.before")
+        await self._table.wire.call("PutItem", Put(self._table.name, item).to_request_payload()["Put"])
+        crashpoint("tasks.announce.after")
 
     async def read(self, run: RunKey) -> Tally:
-        return _sum(item for item in await self._slots(run) if item is not None)
+        return sum_of(item for item in await self._slots(run) if item is not None)
 
     async def mend(self, run: RunKey, before: "CountItems", truth: Tally) -> bool:
         """Set the counts, unless an addition happened since `before`."""
-        if _sum(item for item in before.items if item is not None) == truth:
+        if sum_of(item for item in before.items if item is not None) == truth:
             return True
         epoch = max((item.get("epoch", 0) for item in before.items if item is not None), default=0) + 1
         writes = [self._absolute(run, slot, item, epoch, truth) for slot, item in enumerate(before.items)]
@@ -137,35 +203,14 @@ class Counters:
         self._runs.move_to_end(key)
         if len(self._runs) > _MAX_RUNS:
             oldest = next(iter(self._runs))
-            if not self._runs[oldest].lock.locked():
+            if not self._runs[oldest].lanes or len(self._runs) > 2 * _MAX_RUNS:
                 del self._runs[oldest]
         return known
 
     def _learn(self, known: _Known, item: Item) -> None:
         known.epoch = item.get("epoch", 0)
         known.epoch_until = self._clock.monotonic() + _EPOCH_SECONDS
-        known.codes = {name for name in item if name.startswith((_CODE, _REPLACED_CODE))}
-
-    def _addition(self, run: RunKey, known: _Known, epoch: int, tally: Tally) -> Update:
-        expression = F(self._writer).set(known.sequence) & F("rev").add(1)
-        expression &= F("ttl").set(while_in_use(self._clock.now()))
-        for status in _STATUSES:
-            if amount := getattr(tally.counts, status):
-                expression &= F(status).add(amount)
-            if amount := getattr(tally.replaced.counts, status):
-                expression &= F(f"{_REPLACED}{status}").add(amount)
-        for name, amount in _by_code(tally).most_common():
-            expression &= self._code(known, name, amount)
-        fresh: Condition = F(self._writer).does_not_exist() | F(self._writer).lt(known.sequence)
-        same = F("epoch").equals(epoch) if epoch else F("epoch").does_not_exist()
-        return Update(self._table.name, count_key(run, self._slot)._asdict(), expression, same & fresh)
-
-    def _code(self, known: _Known, name: str, amount: int) -> UpdateExpression:
-        if name not in known.codes:
-            if sum(code[:2] == name[:2] for code in known.codes) >= _MAX_CODES:
-                return UpdateExpression()
-            known.codes.add(name)
-        return F(name).add(amount)
+        known.codes = code_names(item)
 
     def _absolute(self, run: RunKey, slot: int, item: Item | None, epoch: int, truth: Tally) -> Operation:
         key = count_key(run, slot)._asdict()
@@ -192,7 +237,38 @@ class CountItems(msgspec.Struct, frozen=True):
     items: list[Item | None]
 
 
-def _sum(items: Iterable[Item]) -> Tally:
+def addition(table: str, run: RunKey, announcement: Announcement, tally: Tally, known: set[str], now: float) -> Update:
+    """The write that adds what an announced call has moved. `known` are the code attributes that the item has."""
+    expression = F(announcement.attribute).set(announcement.number) & F("rev").add(1)
+    expression &= F("ttl").set(while_in_use(now))
+    for status in _STATUSES:
+        if amount := getattr(tally.counts, status):
+            expression &= F(status).add(amount)
+        if amount := getattr(tally.replaced.counts, status):
+            expression &= F(f"{_REPLACED}{status}").add(amount)
+    for name, amount in _by_code(tally).most_common():
+        expression &= _code(known, name, amount)
+    lane = F(announcement.attribute)
+    fresh: Condition = lane.does_not_exist() | lane.lt(announcement.number)
+    epoch = F("epoch")
+    same = epoch.equals(announcement.epoch) if announcement.epoch else epoch.does_not_exist()
+    return Update(table, count_key(run, announcement.slot)._asdict(), expression, same & fresh)
+
+
+def code_names(item: Item) -> set[str]:
+    """The attributes of a count item that count by error code."""
+    return {name for name in item if name.startswith((_CODE, _REPLACED_CODE))}
+
+
+def _code(known: set[str], name: str, amount: int) -> UpdateExpression:
+    if name not in known:
+        if sum(code[:2] == name[:2] for code in known) >= _MAX_CODES:
+            return UpdateExpression()
+        known.add(name)
+    return F(name).add(amount)
+
+
+def sum_of(items: Iterable[Item]) -> Tally:
     totals: Counter[str] = Counter()
     codes: Counter[str] = Counter()
     replaced_codes: Counter[str] = Counter()

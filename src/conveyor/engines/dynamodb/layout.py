@@ -51,8 +51,21 @@ def event_key(run: RunKey, index: int, seq: int) -> Key:
     return Key(key_at(run, index).pk, f"{event_prefix(run)}{seq:0{DIGITS}d}")
 
 
+def count_prefix(run: RunKey) -> str:
+    """The prefix of counts and announcements."""
+    return f"{prefix(run)}count#"
+
+
 def count_key(run: RunKey, slot: int) -> Key:
-    return Key(home(run), f"{prefix(run)}count#{slot}")
+    return Key(home(run), f"{count_prefix(run)}{slot}")
+
+
+def announcement_prefix(run: RunKey) -> str:
+    return f"{count_prefix(run)}next#"
+
+
+def announcement_key(run: RunKey, writer: str, lane: int) -> Key:
+    return Key(home(run), f"{announcement_prefix(run)}{writer}.{lane}")
 
 
 def first_key(run: RunKey) -> Key:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -103,18 +102,15 @@ async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
 class Ender:
     """Finishes tasks, each once, and recognizes its own earlier writes."""
 
-    def __init__(self, table: Table, writer: str) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
-        self._writer = writer
-        self._calls = count(1)
         where = '"pk"=? AND "sk"=? AND "ended" IS MISSING'
         self._statement = f'UPDATE "{table.name}" SET "ended"=? WHERE {where}'  # noqa: S608  (the name was checked)
 
-    async def end(self, ends: list[TaskFinish], moved: list[TaskEnd]) -> None:
-        """Add the tasks that this call moved to `moved`, even if it fails midway. Raises EngineFailed after the others,
-        if DynamoDB refuses one for good."""
+    async def end(self, ends: list[TaskFinish], by: str, moved: list[TaskEnd]) -> None:
+        """Add the tasks that the call named `by` moved to `moved`, even if it fails midway. Raises EngineFailed after
+        the others, if DynamoDB refuses one for good."""
         batches = _Batches(self._table)
-        by = f"{self._writer}.{next(self._calls)}"
         # Tasks of unanswered attempts, and those of them that have finished.
         unsure: set[Key] = set()
         doubtful: list[TaskFinish] = []

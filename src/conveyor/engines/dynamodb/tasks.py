@@ -26,8 +26,10 @@ from aiodynamo.expressions import Condition, F, HashKey, ProjectionExpression, R
 from aiodynamo.operations import Put
 
 from conveyor.clock import Clock
-from conveyor.engines.dynamodb.counters import Counters, Tally
+from conveyor.engines.dynamodb.announcements import Announcement
+from conveyor.engines.dynamodb.counters import Counters, Tally, tally_of
 from conveyor.engines.dynamodb.items import readable
+from conveyor.engines.dynamodb.late_counts import LateCounts
 from conveyor.engines.dynamodb.layout import (
     first_key,
     home,
@@ -44,7 +46,7 @@ from conveyor.engines.dynamodb.statements import Ender, Insertion, TaskFinish, i
 from conveyor.engines.dynamodb.table import Key, Table, query_payload
 from conveyor.engines.dynamodb.trail import Trail
 from conveyor.engines.dynamodb.wire import DynamoRefused
-from conveyor.engines.tasks import MAX_CODES, MAX_SCANNED, Finished, Scanned, TaskEvent, TaskFilter
+from conveyor.engines.tasks import MAX_CODES, MAX_SCANNED, Finished, Scanned, SettledCounts, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
@@ -56,7 +58,6 @@ from conveyor.model import (
     TaskEnd,
     TaskId,
     TaskSeed,
-    count_replaced,
     is_task_id,
     shard_of,
 )
@@ -93,7 +94,8 @@ class DynamoTasks:
         self._clock = clock
         writer = clock.new_id("w")[-12:]
         self._counters = Counters(table, clock, writer)
-        self._ender = Ender(table, writer)
+        self._ender = Ender(table)
+        self._late = LateCounts(table, clock)
         self._trail = Trail(table, clock)
         # Runs whose first item exists, and whether they are reruns.
         self._begun: dict[tuple[str, str], bool] = {}
@@ -138,6 +140,9 @@ class DynamoTasks:
 
     async def counts(self, run: RunKey) -> Counts:
         return (await self._counters.read(run)).counts
+
+    async def settle_counts(self, run: RunKey) -> SettledCounts:
+        return await self._late.settle(run)
 
     async def recount(self, run: RunKey) -> Counts:
         for _ in range(_RECOUNTS):
@@ -240,13 +245,36 @@ class DynamoTasks:
         if not ends:
             return []
         epoch, priors = await asyncio.gather(self._counters.epoch(run), self._priors(run, ends))
+        announcement = await self._counters.announce(run, epoch, (finish.end.index for finish in ends))
         moved: list[TaskEnd] = []
+        is_known = False
         try:
-            await self._ender.end(ends, moved)
+            await self._ender.end(ends, announcement.by, moved)
+            is_known = True
         finally:
-            if moved and not await self._counters.add(run, epoch, _tally(moved, priors)):
-                await self.recount(run)
+            if moved:
+                await self._count(run, announcement, moved, priors)
+            elif is_known:
+                # Nothing may be left of a run that is purged.
+                await self._counters.withdraw(run, announcement)
+            # If it failed before it knew of any, the sweeper finds out.
+            if moved or is_known:
+                self._counters.close(run, announcement)
         return moved
+
+    async def _count(
+        self, run: RunKey, announcement: Announcement, moved: list[TaskEnd], priors: Mapping[int, str | None]
+    ) -> None:
+        """Count what an announced call has moved. Another process may have counted a part of it, if this one was slow:
+        then the rest is left."""
+        added = await self._counters.add(run, announcement, _tally(moved, priors))
+        if not added.done and added.counted is not None:
+            rest = [end for end in moved if end.index not in added.counted]
+            if not rest:
+                return
+            added = await self._counters.add_rest(run, announcement, _tally(rest, priors))
+        if not added.done:
+            await self.recount(run)
 
     async def _pending(self, run: RunKey, limit: int) -> list[int]:
         """Up to `limit` pending tasks. Each call resumes where the last one stopped, and searches all of a shard before
@@ -270,23 +298,18 @@ class DynamoTasks:
 
     async def _truth(self, run: RunKey) -> Tally:
         """Count the tasks."""
-        statuses: Counter[TaskStatus] = Counter()
-        codes: Counter[str] = Counter()
-        priors: Counter[tuple[TaskStatus, str | None]] = Counter()
+        ends: Counter[tuple[TaskStatus, str | None, str | None]] = Counter()
 
         def count(items: list[Raw]) -> None:
             for item in items:
                 ended = item["ended"]["M"]
-                status = TaskStatus(int(ended["status"]["N"]))
-                statuses[status] += 1
-                priors[status, _prior(item)] += 1
-                if status is TaskStatus.FAILED and "error_code" in ended:
-                    codes[ended["error_code"]["S"]] += 1
+                code = ended["error_code"]["S"] if "error_code" in ended else None
+                ends[TaskStatus(int(ended["status"]["N"])), code, _prior(item)] += 1
 
         everything = F("ended").exists()
         walks = [self._walk(run, shard, "", everything, count, lambda: _LARGEST_PAGE) for shard in shards(run)]
         await asyncio.gather(*walks)
-        return Tally(_counts(statuses), codes, count_replaced(priors.elements()))
+        return tally_of(ends.elements())
 
     async def _walk(
         self,
@@ -353,14 +376,4 @@ def _prior(item: Raw) -> str | None:
 
 
 def _tally(moved: Sequence[TaskEnd], priors: Mapping[int, str | None]) -> Tally:
-    statuses: Counter[TaskStatus] = Counter()
-    codes: Counter[str] = Counter()
-    for end in moved:
-        statuses[end.status] += 1
-        if end.status == TaskStatus.FAILED and end.error_code:
-            codes[end.error_code] += 1
-    return Tally(_counts(statuses), codes, count_replaced((end.status, priors.get(end.index)) for end in moved))
-
-
-def _counts(statuses: Counter[TaskStatus]) -> Counts:
-    return Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
+    return tally_of((TaskStatus(end.status), end.error_code, priors.get(end.index)) for end in moved)

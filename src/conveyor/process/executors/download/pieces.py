@@ -11,8 +11,11 @@ import asyncio
 from collections.abc import Iterable
 from hashlib import sha256
 
+from isal import isal_zlib
+
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
+from conveyor.jobs.block_sums import CHECKED_WHOLE, sums_of
 from conveyor.model import BodyRef, piece_key
 
 KIB = 1024
@@ -87,9 +90,11 @@ class Pieces:
             await self._write_piece()
         await self.settle()
         digest = await self._digest.whole(self._number)
+        # A range is checked by pieces.
+        sums = sums_of(self._size, self._digest.crcs) if length > CHECKED_WHOLE else None
         if self._number == 1:
-            return BodyRef(piece_key(self._key, 0), length, digest)
-        return BodyRef(self._key, length, digest, piece=self._size)
+            return BodyRef(piece_key(self._key, 0), length, digest, sums=sums)
+        return BodyRef(self._key, length, digest, piece=self._size, sums=sums)
 
     async def settle(self) -> None:
         """Wait for the piece that is being written."""
@@ -119,12 +124,14 @@ class Pieces:
 
 
 class _Digest:
-    """The sha256 over the pieces in order: from memory as they are stored, or read back from earlier attempts."""
+    """The sha256 over the pieces in order, and the CRC-32 of each: from memory as they are stored, or read back from
+    earlier attempts."""
 
     def __init__(self, blobs: Blobs, key: str) -> None:
         self._blobs = blobs
         self._key = key
         self._hash = sha256()
+        self.crcs: list[int] = []
         self._next = 0
         self._stored = 0
         self._reading: asyncio.Task[None] | None = None
@@ -139,7 +146,7 @@ class _Digest:
     async def add(self, number: int, data: memoryview) -> None:
         """Add a piece that was stored and is in memory."""
         if self._reading is None and number == self._next and self._failure is None:
-            await asyncio.to_thread(self._hash.update, data)
+            self.crcs.append(await asyncio.to_thread(self._update, data, 0))
             self._next += 1
         self._stored = number + 1
         self._read_on()
@@ -160,6 +167,11 @@ class _Digest:
             self._reading.cancel()
         return self._reading
 
+    def _update(self, data: bytes | memoryview, crc: int) -> int:
+        """Add bytes. Returns the CRC-32 of their piece up to here."""
+        self._hash.update(data)
+        return isal_zlib.crc32(data, crc)
+
     def _read_on(self) -> None:
         if self._reading is None and self._next < self._stored and self._failure is None:
             self._reading = asyncio.create_task(self._read())
@@ -167,8 +179,10 @@ class _Digest:
     async def _read(self) -> None:
         try:
             while self._next < self._stored:
+                crc = 0
                 async for part in self._blobs.stream(piece_key(self._key, self._next)):
-                    await asyncio.to_thread(self._hash.update, part)
+                    crc = await asyncio.to_thread(self._update, part, crc)
+                self.crcs.append(crc)
                 self._next += 1
         except Exception as error:
             self._failure = error

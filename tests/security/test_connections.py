@@ -1,0 +1,104 @@
+"""More client connections than the server takes: it refuses them, and health checks are still answered."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from conveyor.api.connection_limit import SPARE
+from tests.support.api import Api, new_server, parsed
+
+LIMIT = 3
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(api: Api) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection(*api.address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def asked(connection: Connection, path: str, key: str = "") -> bytes:
+    """All that comes back until the server closes; one that stays open has answered once."""
+    reader, writer = connection
+    authorization = f"authorization: Bearer {key}\r\n" if key else ""
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{authorization}\r\n".encode())
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+    length = int(parsed(head).headers.get("content-length", "0"))
+    return head + await reader.readexactly(length)
+
+
+async def is_closed(connection: Connection) -> bool:
+    async with asyncio.timeout(30):
+        try:
+            return await connection[0].read() == b""
+        except ConnectionError:
+            return True
+
+
+async def full(stack: AsyncExitStack, api: Api, count: int = LIMIT) -> list[Connection]:
+    """Connections that the server has accepted: each has had an answer."""
+    opened = []
+    for _ in range(count):
+        connection = await stack.enter_async_context(connected(api))
+        assert parsed(await asked(connection, "/v1/jobs", api.key)).status == 200
+        opened.append(connection)
+    return opened
+
+
+async def connections_have_a_limit() -> None:
+    async with new_server(max_connections=LIMIT) as api, AsyncExitStack() as stack:
+        # The client of the test may have one open, too.
+        taken = await full(stack, api)
+        for path in ("/v1/jobs", "/", "/v1/openapi.json", "/healthzz"):
+            async with connected(api) as one_more:
+                refused = parsed(await asked(one_more, path, api.key))
+                assert (refused.status, refused.json["code"]) == (503, "overloaded"), path
+                assert int(refused.headers["retry-after"]) > 0
+                assert await is_closed(one_more)
+        assert parsed(await asked(taken[0], "/v1/jobs", api.key)).status == 200, "those that are open go on"
+
+
+async def test_connections_have_a_limit() -> None:
+    await connections_have_a_limit()
+
+
+async def test_health_checks_are_answered_above_it() -> None:
+    async with new_server(max_connections=LIMIT) as api, AsyncExitStack() as stack:
+        await full(stack, api)
+        for path in ("/healthz", "/readyz", "/healthz?x=1"):
+            async with connected(api) as one_more:
+                assert parsed(await asked(one_more, path)).status in {200, 400}
+                assert await is_closed(one_more), "it makes room for the next check"
+
+
+async def test_further_ones_are_closed_at_once() -> None:
+    async with new_server(max_connections=LIMIT) as api, AsyncExitStack() as stack:
+        await full(stack, api)
+        spare = [await stack.enter_async_context(connected(api)) for _ in range(SPARE)]
+        # In the order in which they came: all before it are accepted.
+        async with connected(api) as too_many:
+            assert await is_closed(too_many)
+        for _, writer in spare:
+            writer.close()
+        for reader, _ in spare:
+            await reader.read()
+
+
+async def test_a_place_is_free_again() -> None:
+    async with new_server(max_connections=LIMIT) as api, AsyncExitStack() as stack:
+        taken = await full(stack, api)
+        taken[0][1].write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert await taken[0][0].read()
+        for _ in range(50):
+            # The server may see the end of the other connection a moment later.
+            async with connected(api) as next_one:
+                if parsed(await asked(next_one, "/v1/jobs", api.key)).status == 200:
+                    return
+        raise AssertionError("the place was never free")

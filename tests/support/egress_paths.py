@@ -1,0 +1,396 @@
+"""Every way in which a tenant has Conveyor make a request: the columns of the table in tests/security. A path gets
+URLs, has the real code request each of them, and returns what came of it: the code of a refusal, or `reached`.
+
+`MODULES` is the register: each module of the source that can open a connection, with the paths that go through it, or
+the reason why no tenant's URL does. A test compares it with the imports of the source.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from conveyor.accept.schedules import ListSource
+from conveyor.accept.sources import Sources
+from conveyor.clock import Clock
+from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.target_guard import TargetGuard
+from conveyor.engines.records import Document
+from conveyor.errors import ConveyorError
+from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
+from conveyor.lists.url_lists import UrlLists
+from conveyor.model import ExportApi, Gateway, InputJson, JobId, JobKind, Outcome, RemoteSource, TaskRef
+from conveyor.notify.deliverer import Deliverer
+from conveyor.notify.deliveries import DELIVERY, Deliveries, delivery_document, delivery_of
+from conveyor.notify.webhooks import Endpoint, Secret
+from conveyor.process.executors.download.download_executor import DownloadExecutor
+from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
+from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
+from conveyor.system import System
+from tests.support.addresses import as_input
+from tests.support.make_jobs import ACME, make_job, make_notice
+from tests.support.target_site import Seen, Site, answer, page
+
+REACHED = "reached"
+FAR = "http://far.example/"
+
+_AT_ONCE = 50
+
+Attempt = Callable[[str], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class EgressWorld:
+    """What a path has: a system, a guard of its own, and a site at an address that passes for public."""
+
+    system: System
+    clock: Clock
+    site: Site
+    new_guard: Callable[[], TargetGuard]
+
+    def outbound(self) -> Outbound:
+        return Outbound(self.new_guard())
+
+    def redirect(self, url: str, status: int = 302) -> str:
+        return self.site.url(f"/redirect?status={status}&to={quote(url, safe='')}")
+
+
+@dataclass(frozen=True)
+class EgressPath:
+    """A way to make a request. `open` gives the attempt for one URL."""
+
+    name: str
+    open: Callable[[EgressWorld], AbstractAsyncContextManager[Attempt]]
+    # Whether the request goes to what a redirect names, or to what a gateway was asked for.
+    follows: bool = True
+    # Codes beside the refusals: a gateway resolves names by itself.
+    allowed: frozenset[str] = frozenset()
+    at_once: int = _AT_ONCE
+
+    async def each(self, world: EgressWorld, urls: Sequence[str]) -> list[str]:
+        gate = asyncio.Semaphore(self.at_once)
+        async with self.open(world) as attempt:
+
+            async def one(url: str) -> str:
+                async with gate:
+                    return await attempt(url)
+
+            return await asyncio.gather(*(one(url) for url in urls))
+
+
+@page("export-api")
+async def export_api(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """Whatever is asked, the export is ready, and its file is where the query says."""
+    body = json.dumps({"id": "1", "state": "ready", "url": seen.query("file")}).encode()
+    answer(writer, body, content_type="application/json")
+
+
+def _code(outcome: Outcome) -> str:
+    return outcome.error.code if outcome.error else REACHED
+
+
+async def _try(job_kind: JobKind, executor: Any, clock: Clock, task_input: str, **options: Any) -> str:
+    job = make_job(clock, kind=job_kind, timeout=5.0, chunk_size=1, **options)
+    (outcome,) = await executor.attempt(job, [TaskRef(0, InputJson(task_input))])
+    return _code(outcome)
+
+
+def _fetching(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]], gateway: bool = False) -> Any:
+    """A fetch of a URL, with options, that are made of the vector. With `gateway`, the operator has one: the site."""
+
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        settings = world.system.settings
+        if gateway:
+            settings = msgspec.structs.replace(settings, gateway=world.site.url("/gateway?url={url}"))
+        executor = FetchExecutor(settings, world.clock, world.new_guard())
+
+        async def attempt(url: str) -> str:
+            target, options = wrap(world, url)
+            return await _try(JobKind.FETCH, executor, world.clock, as_input(target), **options)
+
+        yield attempt
+        await executor.close()
+
+    return opened
+
+
+def _downloading(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]]) -> Any:
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        system = world.system
+        executor = DownloadExecutor(system.settings, world.clock, world.new_guard(), system.records, system.blobs)
+
+        async def attempt(url: str) -> str:
+            target, options = wrap(world, url)
+            return await _try(JobKind.DOWNLOAD, executor, world.clock, as_input(target), **options)
+
+        yield attempt
+        await executor.close()
+
+    return opened
+
+
+def _exporting(change: Callable[[EgressWorld, str], dict[str, Any]]) -> Any:
+    """An export whose API is at the site, but for what is changed."""
+
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        system = world.system
+        # A failed call of the API is not retried.
+        settings = msgspec.structs.replace(system.settings, export_retries=0)
+        executor = ExportDownloadExecutor(settings, world.clock, world.new_guard(), system.records, system.blobs)
+        api = world.site.url("/export-api")
+        good = {"create": {"url": api}, "id": "$.id", "status": {"url": api}, "state": "$.state", "ready": ["ready"]}
+
+        async def attempt(url: str) -> str:
+            export = msgspec.convert({**good, "download": {"url": api}, **change(world, url)}, ExportApi)
+            return await _try(JobKind.EXPORT_DOWNLOAD, executor, world.clock, '"1"', export=export)
+
+        yield attempt
+        await executor.close()
+
+    return opened
+
+
+def _delivering(receiver: str, redirect: bool = False, again: bool = False) -> Any:
+    """A webhook that was stored before today's checks: of the tenant's endpoint, or of a job's `notify`."""
+
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        system, documents = world.system, world.system.records.documents
+        settings = msgspec.structs.replace(system.settings, webhook_retries="")
+        deliverer = Deliverer(settings, system.records, world.clock, system.signing_key, world.outbound())
+
+        async def attempt(url: str) -> str:
+            if redirect:
+                url = world.redirect(url, 307)
+            now, job = world.clock.now(), make_job(world.clock)
+            if receiver == WEBHOOK:
+                row_id = world.clock.new_id("webhook")
+                row = Document(WEBHOOK, ACME, row_id, msgspec.json.encode(Endpoint(url, now, [Secret(1)])))
+            else:
+                row_id = notify_id(job.job_id, 0)
+                row = Document(NOTIFY, ACME, row_id, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id)
+            delivery = delivery_document(make_notice(world.clock, job, "run.completed"), row_id, row_id, now, 1000.0)
+            await documents.create_documents([row, delivery])
+            code = await sent(delivery.id)
+            if again:
+                await Deliveries(system).redeliver(ACME, delivery.id)
+                code = await sent(delivery.id)
+            return code
+
+        async def sent(delivery_id: str) -> str:
+            await deliverer.tick()
+            await asyncio.gather(*deliverer._running)
+            stored = await documents.document(DELIVERY, ACME, delivery_id)
+            assert stored is not None
+            last = delivery_of(stored).log[-1]
+            return last.error if last.status is None and last.error else REACHED
+
+        yield attempt
+        await deliverer.close()
+
+    return opened
+
+
+def _list(read: Callable[[UrlLists, RemoteSource], Awaitable[object]], redirect: bool = False) -> Any:
+    """A list that the ingest reads where it is."""
+
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        lists = UrlLists(world.outbound(), 5.0)
+
+        async def attempt(url: str) -> str:
+            remote = RemoteSource(world.redirect(url) if redirect else url, etag='"1"')
+            return await _refused(read(lists, remote))
+
+        yield attempt
+        await lists.close()
+
+    return opened
+
+
+def _staging(redirect: bool) -> Any:
+    """The list of a schedule, copied when it fires."""
+
+    @asynccontextmanager
+    async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
+        outbound = world.outbound()
+        sources = Sources(world.system, outbound)
+
+        async def attempt(url: str) -> str:
+            source = ListSource(url=world.redirect(url) if redirect else url)
+            return await _refused(sources.stage(ACME, JobId(world.clock.new_id("job")), source))
+
+        yield attempt
+        await outbound.close()
+
+    return opened
+
+
+@asynccontextmanager
+async def _posting(world: EgressWorld) -> AsyncIterator[Attempt]:
+    outbound = world.outbound()
+
+    async def attempt(url: str) -> str:
+        try:
+            await outbound.post(url, [], b"{}", 5.0)
+        except OutboundFailed as failed:
+            return failed.code
+        return REACHED
+
+    yield attempt
+    await outbound.close()
+
+
+async def _refused(request: Awaitable[object]) -> str:
+    try:
+        await request
+    except (OutboundFailed, ConveyorError) as failed:
+        return failed.code
+    return REACHED
+
+
+async def _whole(lists: UrlLists, remote: RemoteSource) -> None:
+    async for _ in lists.whole(remote, 1000, None):
+        pass
+
+
+async def _range(lists: UrlLists, remote: RemoteSource) -> None:
+    async for _ in lists.stream(remote, 6, 0, 6):
+        pass
+
+
+async def _pin(lists: UrlLists, remote: RemoteSource) -> None:
+    await lists.pin(remote)
+
+
+_BY_GATEWAY = frozenset({"gateway_failed"})
+# What was asked of a gateway of the operator, or of a site that plays one.
+_ASKED = frozenset({REACHED, "connect_failed"})
+
+PATHS: tuple[EgressPath, ...] = (
+    EgressPath("fetch", _fetching(lambda world, url: (url, {}))),
+    *(
+        EgressPath(
+            f"fetch, redirect by {status}",
+            _fetching(lambda world, url, status=status: (world.redirect(url, status), {})),  # type: ignore[misc]  # the default binds it
+        )
+        for status in (301, 302, 303, 307, 308)
+    ),
+    EgressPath("fetch, two redirects", _fetching(lambda world, url: (world.redirect(world.redirect(url)), {}))),
+    EgressPath(
+        "fetch, proxy of the job",
+        _fetching(lambda world, url: (FAR, {"gateway": Gateway(proxy=url)})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath(
+        "fetch, template of the job",
+        _fetching(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath(
+        "fetch through a template of the job",
+        _fetching(lambda world, url: (url, {"gateway": Gateway(url=world.site.url("/gateway?url={url}"))})),
+        follows=False,
+        allowed=_ASKED,
+    ),
+    EgressPath(
+        "fetch, redirect by a gateway of the job",
+        _fetching(
+            lambda world, url: (
+                f"{FAR}?to={quote(url, safe='')}",
+                {"gateway": Gateway(url=world.site.url("/gateway?url={url}"))},
+            )
+        ),
+        follows=False,
+        allowed=_ASKED,
+    ),
+    EgressPath(
+        "fetch through the gateway of the operator",
+        _fetching(lambda world, url: (url, {}), gateway=True),
+        follows=False,
+        allowed=_ASKED,
+    ),
+    EgressPath("download", _downloading(lambda world, url: (url, {}))),
+    EgressPath("download, redirect", _downloading(lambda world, url: (world.redirect(url), {}))),
+    EgressPath("download, two redirects", _downloading(lambda world, url: (world.redirect(world.redirect(url)), {}))),
+    EgressPath(
+        "download, proxy of the job",
+        _downloading(lambda world, url: (FAR, {"gateway": Gateway(proxy=url)})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath(
+        "download, template of the job",
+        _downloading(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath("export API, create", _exporting(lambda world, url: {"create": {"url": url}})),
+    EgressPath("export API, status", _exporting(lambda world, url: {"status": {"url": url}})),
+    EgressPath("export API, file", _exporting(lambda world, url: {"download": {"url": url}})),
+    EgressPath(
+        "export API, file that it names",
+        _exporting(
+            lambda world, url: {
+                "status": {"url": f"{world.site.url('/export-api')}?file={quote(url, safe='')}"},
+                "download": "$.url",
+            }
+        ),
+    ),
+    EgressPath("export API, redirect", _exporting(lambda world, url: {"create": {"url": world.redirect(url)}})),
+    EgressPath("webhook", _posting),
+    EgressPath("webhook, endpoint", _delivering(WEBHOOK), at_once=1),
+    EgressPath("webhook, endpoint, redelivered", _delivering(WEBHOOK, again=True), at_once=1),
+    EgressPath("webhook, named by a job", _delivering(NOTIFY), at_once=1),
+    EgressPath(
+        "webhook, redirect", _delivering(WEBHOOK, redirect=True), follows=False, allowed=frozenset({REACHED}), at_once=1
+    ),
+    EgressPath("list of a job, version", _list(_pin)),
+    EgressPath("list of a job, whole", _list(_whole)),
+    EgressPath("list of a job, range", _list(_range)),
+    EgressPath("list of a job, redirect", _list(_whole, redirect=True)),
+    EgressPath("list of a schedule", _staging(redirect=False)),
+    EgressPath("list of a schedule, redirect", _staging(redirect=True)),
+)
+
+_OPERATOR = "the operator's settings name the server"
+_EGRESS = "makes no request by itself: the paths do"
+_HANDS_ON = "hands a guard or a reader on"
+
+# Module, or package with all below it -> the first words of the names of its paths, or the reason why it has none.
+MODULES: dict[str, tuple[str, ...] | str] = {
+    "accept.scheduler": _HANDS_ON,
+    "accept.sources": ("list of a schedule",),
+    "egress.clients": _EGRESS,
+    "egress.heads": _EGRESS,
+    "egress.outbound": ("webhook", "list"),
+    "egress.routes": _EGRESS,
+    "embedded": _HANDS_ON,
+    "engines.aws_credentials": "asks the machine that it runs on for credentials",
+    "engines.aws_event_targets": "a tenant names an ARN that the operator lists; the endpoint is the operator's",
+    "engines.aws_session": _OPERATOR,
+    "engines.dynamodb": _OPERATOR,
+    "engines.object_blobs": _OPERATOR,
+    "engines.postgres": _OPERATOR,
+    "engines.redis": _OPERATOR,
+    "engines.s3": _OPERATOR,
+    "engines.s3_parts": _OPERATOR,
+    "engines.s3_source_buckets": "a tenant names an object in a bucket that the operator lists, with its endpoint",
+    "engines.sqs": _OPERATOR,
+    "engines.step_functions_client": _OPERATOR,
+    "lists.list_bytes": _HANDS_ON,
+    "lists.url_lists": ("list of a job", "list of a schedule"),
+    "notify.deliverer": ("webhook",),
+    "process.executors.download.download_executor": ("download",),
+    "process.executors.download.exchange": ("download", "export API"),
+    "process.executors.download.export_api_executor": ("export API",),
+    "process.executors.download.long_tasks": _HANDS_ON,
+    "process.executors.fetch.child": ("fetch",),
+    "process.executors.fetch.fetch_executor": ("fetch",),
+}
