@@ -226,7 +226,7 @@ async def test_monitors_that_start_often_count_deadlines(fleet: Fleet) -> None:
 
 async def test_lifetimes_and_idle_timeouts_go_on_without_the_jump(fleet: Fleet) -> None:
     job = await fleet.submit(5, max_lifetime=2 * HOUR)
-    idle = await fleet.submit(0, mode=Mode.OPEN, tasks=None, idle_timeout=HOUR)
+    idle = await fleet.submit(0, mode=Mode.OPEN, tasks=[], idle_timeout=HOUR)
     role = sweeper(fleet)
     await role.run_once()
     fleet.clock.step(JUMP)

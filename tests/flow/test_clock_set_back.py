@@ -67,7 +67,7 @@ class TestSetBack:
         await fleet.check(job)
 
     async def test_an_open_job_is_not_closed_for_it(self, fleet: Fleet, back: float) -> None:
-        job = await fleet.submit(0, mode=Mode.OPEN, tasks=None, idle_timeout=30)
+        job = await fleet.submit(0, mode=Mode.OPEN, tasks=[], idle_timeout=30)
         fleet.clock.step(-back)
         assert (await fleet.sweeper.run_once()).closed == 0
         assert (await fleet.job(job.job_id)).state is RunState.INGESTING

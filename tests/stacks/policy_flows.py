@@ -56,7 +56,7 @@ async def keys(fleet: RunningFleet, site: Site) -> None:
     system = fleet.systems["operator"]
     await new_key(system, "beta")
     (made,) = await system.records.access.keys(TenantId("beta"))
-    await revoke(system.records.access, system.clock, made.key_id)
+    await revoke(system.records.access, system.records.documents, system.clock, made.key_id)
 
 
 async def submit(fleet: RunningFleet, site: Site) -> None:

@@ -36,8 +36,8 @@ Calls = dict[On, tuple[str, ...]]
 _RECORDS = ("BatchGetItem", "ConditionCheckItem", "DeleteItem", "PutItem", "Query", "UpdateItem")
 _READ_TASKS = ("BatchGetItem", "Query")
 _WRITE_TASKS = ("PartiQLInsert", "PutItem")
-# Outcomes and cancelled tasks; and counters, also those that a recount repairs.
-_END_TASKS = ("PartiQLUpdate", "PutItem", "UpdateItem")
+# Outcomes and cancelled tasks; and counters, also those that a recount repairs, and announcements.
+_END_TASKS = ("DeleteItem", "PartiQLUpdate", "PutItem", "UpdateItem")
 
 # Sending makes a queue that is missing, with tags, unless too many runs have one.
 _SEND = ("CreateQueue", "GetQueueAttributes", "GetQueueUrl", "SendMessage", "TagQueue")

@@ -125,7 +125,8 @@ class Counters:
 
     async def withdraw(self, run: RunKey, announcement: Announcement) -> None:
         """Remove the announcement of a call that has moved nothing."""
-        await self._table.delete([announcement_key(run, self._writer, announcement.lane)])
+        key = announcement_key(run, self._writer, announcement.lane)
+        await self._table.wire.call("DeleteItem", self._table.remove(key).to_request_payload()["Delete"])
 
     async def add(self, run: RunKey, announcement: Announcement, tally: Tally) -> Added:
         """Add the moved tasks."""
