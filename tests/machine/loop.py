@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from conveyor.clock import sortable_id
 from conveyor.engines.sqlite import database
-from conveyor.errors import EngineFailed
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 # Far from `monotonic`, so that mixing up the two shows; five seconds before a full minute, so that cron fires soon.
 _START = 1_800_000_000.0 - 5.0
@@ -108,15 +108,18 @@ class LoopDatabase(database.SqliteDatabase):
         self._writer.execute("PRAGMA synchronous=OFF")
 
     async def write(self, work: database.Work[T]) -> T:
-        if self._closed:
-            raise EngineFailed("The database is closed.")
-        entry = database._Write(work, self._loop.create_future())
-        self._inbox.put(entry)
+        self._commit_soon()
+        return await super().write(work)
+
+    async def write_jointly(self, joint: database.JointWork[V, T], item: V) -> T:
+        self._commit_soon()
+        return await super().write_jointly(joint, item)
+
+    def _commit_soon(self) -> None:
+        """In the next turn, when what is written in this one is in the queue."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._commit_waiting)
-        result: T = await entry.future
-        return result
 
     def _commit_waiting(self) -> None:
         self._due = False
