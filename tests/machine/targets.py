@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from pyreqwest.http import HeaderMap
+
 from conveyor.clock import Clock, SystemClock
 from conveyor.egress.failures import Failure
 from conveyor.egress.redirects import OutgoingRequest
@@ -309,7 +311,7 @@ class _Answer:
 
     def __init__(self, status: int, headers: dict[str, str], chunks: AsyncIterator[bytes]) -> None:
         self.status = status
-        self.headers = headers
+        self.headers = HeaderMap(headers)
         self.body_reader = self
         self._chunks = chunks
 
