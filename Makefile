@@ -76,8 +76,8 @@ check: python-check ## Check format, lint, types and import rules
 	$(DENO) check --quiet $(PAGES)/main.js
 
 # Debian's own packages for the tests, installed once: the browser of the dashboard, because the test library brings none,
-# and a connection pooler for Postgres. Another process may hold apt's lock.
-PROGRAMS = chromium pgbouncer
+# a connection pooler for Postgres, and the proxies of deploy/. Another process may hold apt's lock.
+PROGRAMS = chromium pgbouncer nginx caddy
 MISSING = $(shell export PATH="$$PATH:/usr/sbin"; for each in $(PROGRAMS); do command -v $$each > /dev/null || echo $$each; done)
 APT = apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -y --no-install-recommends install $(MISSING) > /dev/null
 

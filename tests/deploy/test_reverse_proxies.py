@@ -145,7 +145,6 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, key: str
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 def test_nginx_in_front_of_a_server(tmp_path: Path) -> None:
     settings = {"CONVEYOR_TRUSTED_PROXIES": "127.0.0.1", "CONVEYOR_ALLOWED_HOSTS": NAME}
     with ExitStack() as opened:
@@ -176,7 +175,6 @@ def test_nginx_in_front_of_a_server(tmp_path: Path) -> None:
         assert (redirect.status, redirect.headers["location"]) == (308, f"https://{NAME}/v1/jobs")
 
 
-@pytest.mark.skipif(CADDY is None, reason="Caddy is not installed")
 def test_caddy_takes_its_example() -> None:
     command = [str(CADDY), "adapt", "--config", str(DEPLOY / "caddy" / "Caddyfile"), "--validate"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

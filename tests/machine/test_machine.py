@@ -7,7 +7,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.machine.machine import Machine
 from tests.machine.run import independent_examples, settings_of
 
-EXAMPLES = 50
+EXAMPLES = 30
 
 
 # A violation is made small before it is shown, which takes its time.

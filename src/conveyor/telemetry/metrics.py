@@ -113,7 +113,18 @@ SAMPLED: Sequence[Gauge] = (
 SWEPT = Counter(
     "conveyor_swept_total",
     "Runs that the sweeper checked, and its repairs.",
-    result=("checked", "completed", "requeued", "resumed", "closed", "failed", "cancelled", "cleared", "revealed"),
+    result=(
+        "checked",
+        "completed",
+        "requeued",
+        "resumed",
+        "closed",
+        "failed",
+        "cancelled",
+        "cleared",
+        "settled",
+        "revealed",
+    ),
 )
 COUNTER_DRIFT = Counter(
     "conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted."

@@ -54,7 +54,7 @@ def blame_the_target_for_open_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_anew_beside_blobs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(soundness, "check_present", lambda path: None)
+    patch.setattr(soundness, "check_present", lambda path, blobs: None)
 
 
 async def _a_missing_database_is_refused() -> None:
