@@ -184,14 +184,16 @@ def unguarded_flush(_: Path) -> None:
 @plant
 def unconditional_flush(_: Path) -> None:
     """A second end of a task is written over the first; what is counted is right."""
-    finish = flushes._finish
-    query = flushes.SQL["finish"].replace("AND tasks.status = 0", "")
+    finish, query = flushes._finish, flushes.SQL["finish"]
+    assert "AND tasks.status = 0" in query
 
     def careless(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> flushes.Moving:
         moved = finish(db, known, runs)
         pairs = [(number, end) for number, run in zip(known, runs, strict=True) for end in run.ends]
         again = [pair for pair in pairs if pair[0] is not None and pair[1] not in moved[pair[0]]]
-        db.execute(query, {"ends": msgspec.json.encode(again).decode()})
+        flushes.SQL["finish"] = query.replace("AND tasks.status = 0", "")
+        flushes._update(db, again)
+        flushes.SQL["finish"] = query
         return moved
 
     flushes._finish = careless
@@ -214,7 +216,7 @@ def acknowledge_before_flush(_: Path) -> None:
 def notice_outside_flush(_: Path) -> None:
     """The event of a completed run is written after the flush that completed it."""
     record = SqliteEngine.record_flush
-    flushes.SQL["insert_events"] = "SELECT :events"
+    flushes.insert_events = lambda db, events: None
 
     async def forgetful(self: SqliteEngine, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
         flushed = await record(self, runs, acks)

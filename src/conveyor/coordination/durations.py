@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _FIRST = 0.001
 _GROWTH = 1.1
 # Where a duration is nearer to the next step, for all that a task can take.
-_BOUNDS = [_FIRST * _GROWTH ** (step + 0.5) for step in range(250)]
+_BOUNDS = tuple(_FIRST * _GROWTH ** (step + 0.5) for step in range(250))
 _KEEP_SECONDS = 86_400.0
 
 
