@@ -14,9 +14,10 @@ BUCKET = "conveyor-tests"
 _made: set[str] = set()
 
 
-def url_of(place: Path, endpoint: str | None = None) -> str:
+def url_of(place: Path, endpoint: str | None = None, *, has_own_bucket: bool = False) -> str:
     prefix = sha256(str(place).encode()).hexdigest()[:16]
-    return f"s3://{BUCKET}/{prefix}?region={REGION}&endpoint={endpoint or aws()}"
+    bucket = f"{BUCKET}-{prefix}" if has_own_bucket else BUCKET
+    return f"s3://{bucket}/{prefix}?region={REGION}&endpoint={endpoint or aws()}"
 
 
 @asynccontextmanager

@@ -76,7 +76,8 @@ def checked_in() -> Policies:
 
 def values_of(place: Path) -> dict[str, str]:
     """What stands for the placeholders of a policy, on the emulators."""
-    blobs = urlsplit(s3.url_of(place))
+    # A bucket of its own: that of the other tests may be there already, and then nobody makes it.
+    blobs = urlsplit(s3.url_of(place, has_own_bucket=True))
     targets = shared_targets()
     return {
         "AWS::Partition": "aws",
@@ -123,7 +124,7 @@ def _settings(place: Path, role: str, endpoint: str, more: Mapping[str, Any]) ->
         tasks=tables,
         queue=sqs.url_of(place, endpoint, wait=1),
         coordinator=f"{redis.redis().url}?prefix={sqs.prefix_of(place)}",
-        blobs=s3.url_of(place, endpoint),
+        blobs=s3.url_of(place, endpoint, has_own_bucket=True),
         signing_key="s" * 32,
         allow_private_targets=True,
         app="tests.stacks.app",
