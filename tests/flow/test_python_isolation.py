@@ -18,6 +18,7 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Document
 from conveyor.model import PROGRESS, InputJson, Job, JobId, Outcome, Task, TaskProgress, TaskRef, progress_id
+from conveyor.process.executors.python import python_executor
 from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.process.task_progress import Superseded
 from conveyor.read.results import read_body
@@ -55,6 +56,12 @@ def executor_on(system: System, app: str = APP, **changed: Any) -> PythonExecuto
 
 def job_for(handler: str, **options: Any) -> Job:
     return make_job(SystemClock(), handler=handler, **options)
+
+
+@pytest.fixture(autouse=True)
+def _long_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a batch runs to its end."""
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", 60.0)
 
 
 def refs(*inputs: Any) -> list[TaskRef]:

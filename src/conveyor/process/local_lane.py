@@ -138,7 +138,8 @@ class LocalLane(Lane):
         try:
             attempting = self._executor.attempt(self.job, refs)
             outcomes = await self._watchdog.guard(self.job, entries, refs, entries[0].chunk.generation, attempting)
-            assert len(outcomes) == len(refs)
+            assert 0 < len(outcomes) <= len(refs)
+            entries = self._take_back(entries, len(outcomes))
             if any(_is_poisoned(outcome) for outcome in outcomes):
                 return await self._remove_poisoned(entries, outcomes)
             return entries, outcomes
@@ -151,6 +152,13 @@ class LocalLane(Lane):
             for entry in entries:
                 entry.chunk.lost = True
         return None
+
+    def _take_back(self, entries: list[LeasedRef], attempted: int) -> list[LeasedRef]:
+        """Queue references that were not attempted again, for as many runners as there may be. Returns the others."""
+        if attempted < len(entries):
+            self._waiting.extendleft(reversed(entries[attempted:]))
+            self.set_width(self.width)
+        return entries[:attempted]
 
     async def _remove_poisoned(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> Finished:
         """Hand poison tasks to the worker; returns the others."""

@@ -38,6 +38,9 @@ class Acting(LocalExecutor):
     def grain(self, job: Job) -> int:
         return self._grain
 
+    def set_grain(self, grain: int) -> None:
+        self._grain = grain
+
     def target(self, ref: TaskRef) -> str | None:
         return None
 
@@ -220,6 +223,27 @@ async def test_a_superseded_attempt_is_left_to_the_worker() -> None:
     await bench.run()
     assert bench.owner.superseded == [chunk.receipt]
     assert (bench.gate.released, bench.recorder.outcomes, chunk.lost) == ([0], {}, False)
+
+
+async def test_references_that_a_batch_left_start_at_once_beside_each_other() -> None:
+    async def act(refs: Sequence[TaskRef]) -> list[Outcome]:
+        if len(refs) > 1:
+            bench.executor.set_grain(1)
+            return [success()]
+        running.append(refs[0].index)
+        await released.wait()
+        return [success()]
+
+    released, running = asyncio.Event(), list[int]()
+    bench = Bench(act, grain=4)
+    chunk = bench.feed(4)
+    await bench.run(width=4)
+    assert running == [1, 2, 3]
+    assert (bench.statuses(), chunk.lost) == ({0: TaskStatus.SUCCEEDED}, False)
+    released.set()
+    await idle()
+    assert bench.statuses() == dict.fromkeys(range(4), TaskStatus.SUCCEEDED)
+    assert bench.lane.active == 0
 
 
 async def test_a_poison_task_goes_to_the_worker_and_the_others_are_recorded() -> None:

@@ -14,9 +14,10 @@ from conveyor.clock import SystemClock
 from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, load_app
 from conveyor.handlers import default as default_handlers
 from conveyor.model import PROGRESS, InputJson, Job, Outcome, TaskProgress, TaskRef, progress_id
+from conveyor.process.executors.python import python_executor
 from conveyor.process.executors.python.handler_calls import BatchDone, outcome_of, raised
 from conveyor.process.executors.python.in_process import InProcessHandlers
-from conveyor.process.executors.python.python_executor import MAX_GRAIN, PythonExecutor
+from conveyor.process.executors.python.python_executor import MAX_FIRST_GRAIN, MAX_GRAIN, PythonExecutor
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -32,6 +33,12 @@ APP = "tests.support.handlers_app:handlers"
 def settings() -> Any:
     with quick_place() as place:
         yield Settings.load({}, data=place, handler_processes=1, handler_threads=4)
+
+
+@pytest.fixture(autouse=True)
+def _long_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a batch runs to its end."""
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", 60.0)
 
 
 @pytest.fixture(params=["children", "inside"])
@@ -201,7 +208,40 @@ async def test_quick_handlers_are_given_more_at_once(executor: PythonExecutor, h
     assert executor.target(refs("1")[0]) is None
 
 
-async def test_slow_handlers_are_given_less(executor: PythonExecutor) -> None:
+@pytest.mark.parametrize("handler", ["naps", "naps-async"])
+async def test_a_batch_of_slow_calls_leaves_the_others_to_the_lane(
+    executor: PythonExecutor, monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", 0.005)
+    inputs = refs(*(f'{{"number":{n},"seconds":0.02}}' for n in range(4)))
+    (outcome,) = await executor.attempt(job_for(handler), inputs)
+    assert outcome.body == b"0"
+
+
+async def test_after_a_death_a_batch_runs_to_its_end(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", 0.0)
+    made = executor_on(system, handler_processes=1)
+    inputs = [f'{{"number":{n},"place":"{tmp_path}","times":{int(n == 0)}}}' for n in range(3)]
+    assert [outcome.body for outcome in await made.attempt(job_for("kills"), refs(*inputs))] == [b"0", b"1", b"2"]
+    await made.close()
+
+
+async def test_a_job_begins_with_what_was_right_for_other_jobs_of_the_handler(executor: PythonExecutor) -> None:
+    before = job_for("double")
+    for _ in range(10):
+        executor._adapt(before, executor.grain(before), 0.001)
+    assert executor.grain(before) == MAX_GRAIN
+    assert executor.grain(job_for("double")) == MAX_FIRST_GRAIN
+    assert executor.grain(job_for("double-async")) == 1
+    slow = job_for("double")
+    executor._adapt(slow, 1, 100.0)
+    assert (executor.grain(slow), executor.grain(job_for("double")), executor.grain(before)) == (1, 1, MAX_GRAIN)
+
+
+async def test_slow_handlers_are_given_less(executor: PythonExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", 0.05)
     job = job_for("double")
     for seconds, grain in [(0.001, 2), (0.001, 4), (0.006, 4), (0.06, 2), (0.06, 1), (0.06, 1)]:
         executor._adapt(job, executor.grain(job), seconds)

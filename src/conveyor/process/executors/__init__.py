@@ -68,7 +68,8 @@ class LocalExecutor(Executor):
 
     @abstractmethod
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        """Make one attempt at each reference and return the outcomes in the same order.
+        """Make one attempt at each reference and return the outcomes in the same order: of all of them, or of the
+        first ones, at least one; then the others were not attempted.
 
         A task that fails is an Outcome with an error, not an exception. `Outcome.retry_after` carries the target's
         Retry-After. Raises only Superseded (task_progress.py), for a single reference, when a newer attempt owns the

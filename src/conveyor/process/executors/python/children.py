@@ -77,12 +77,20 @@ class ProgressCallback(Protocol):
 class BatchOutcome:
     """The results of a batch's first calls, and how it ended if not all have one."""
 
-    __slots__ = ("lost", "results", "running", "stuck")
+    __slots__ = ("is_cut", "lost", "results", "running", "stuck")
 
     def __init__(
-        self, results: Sequence[CallResult], *, stuck: bool = False, lost: str | None = None, running: int = -1
+        self,
+        results: Sequence[CallResult],
+        *,
+        is_cut: bool = False,
+        stuck: bool = False,
+        lost: str | None = None,
+        running: int = -1,
     ) -> None:
         self.results = results
+        # The calls after them were not begun, because these took long.
+        self.is_cut = is_cut
         # The call after them timed out.
         self.stuck = stuck
         # Why the child died; the call at `running` ran, -1: none did.
@@ -194,13 +202,21 @@ class Child:
         )
 
     async def run(
-        self, job: Job, handler: str, refs: Sequence[TaskRef], *, is_async: bool, report: ProgressCallback | None = None
+        self,
+        job: Job,
+        handler: str,
+        refs: Sequence[TaskRef],
+        seconds: float,
+        *,
+        is_async: bool,
+        report: ProgressCallback | None = None,
     ) -> BatchOutcome:
-        """Make these calls and wait for the results. If the caller is cancelled, so are the calls."""
+        """Make these calls and wait for the results; begin none after so many seconds. If the caller is cancelled, so
+        are the calls."""
         assert self._writer is not None and not self.ended
         timeout = job.options.timeout
         batch = CallBatch(
-            next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs)
+            next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs), seconds
         )
         out = self._sent[batch.number] = _SentBatch(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
         self._writer.write(framed(batch))
@@ -271,9 +287,9 @@ class Child:
     def _done(self, done: BatchDone) -> None:
         out = self._sent.pop(done.number)
         self._free.append(out.batch.slot)
-        stuck = len(done.results) < len(out.batch.refs)
+        stuck = len(done.results) < len(out.batch.refs) and not done.is_cut
         if not out.ran.done():
-            out.ran.set_result(BatchOutcome(done.results, stuck=stuck))
+            out.ran.set_result(BatchOutcome(done.results, is_cut=done.is_cut, stuck=stuck))
         self._calls += len(done.results)
         if self._is_worn(done.memory):
             self.retired = True

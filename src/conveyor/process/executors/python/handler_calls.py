@@ -39,7 +39,8 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
 
 
 class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """Calls to make one after the other. `slot` is the place in CallSlots that shows which one runs."""
+    """Calls to make one after the other. `slot` is the place in CallSlots that shows which one runs. After `seconds` no
+    further call begins."""
 
     number: int
     slot: int
@@ -48,6 +49,7 @@ class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     job_id: str
     run_id: str
     refs: list[TaskRef]
+    seconds: float
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -70,11 +72,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class BatchDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """Results of a batch, from its first call on; after GiveUp not of all calls. `memory` is in bytes."""
+    """Results of a batch, from its first call on; after GiveUp not of all calls. `memory` is in bytes. `is_cut`: the
+    other calls were not begun, because those took long."""
 
     number: int
     results: list[CallResult]
     memory: int = 0
+    is_cut: bool = False
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True, tag="said"):

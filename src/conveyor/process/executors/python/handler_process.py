@@ -67,6 +67,8 @@ class Work:
         self.position = -1
         self.stopped = False
         self.cancelled = False
+        # Calls of it are left for another batch.
+        self.is_cut = False
         self.results: list[CallResult] = []
         self.context: Context | None = None
         self.task: asyncio.Task[None] | None = None
@@ -139,11 +141,15 @@ class Runner:
     def _call_all(self, work: Work, handler: Handler) -> None:
         slot, mark, results = work.batch.slot, self._slots.mark, work.results
         now = _monotonic()
+        end_at = now + work.batch.seconds
         for position, ref in enumerate(work.batch.refs):
             with work.lock:
                 if work.stopped:
                     return
                 if work.cancelled:
+                    break
+                if position and now > end_at:
+                    work.is_cut = True
                     break
                 work.position = position
                 mark(slot, position, now)
@@ -162,12 +168,16 @@ class Runner:
 
     async def _await_each(self, work: Work, handler: Handler) -> None:
         slot = work.batch.slot
+        end_at = _monotonic() + work.batch.seconds
         for position in range(len(work.batch.refs)):
             now = _monotonic()
             with work.lock:
                 if work.stopped:
                     return
                 if work.cancelled:
+                    break
+                if position and now > end_at:
+                    work.is_cut = True
                     break
                 work.position = position
                 self._slots.mark(slot, position, now)
@@ -214,7 +224,7 @@ class Runner:
             work.stopped = True
             self._slots.mark(work.batch.slot, -1, 0.0)
         self._works.pop(work.batch.number, None)
-        self._send(BatchDone(work.batch.number, work.results, self._measured()))
+        self._send(BatchDone(work.batch.number, work.results, self._measured(), work.is_cut))
 
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.number)

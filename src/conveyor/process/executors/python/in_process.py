@@ -32,13 +32,14 @@ class InProcessHandlers:
         self._cancelled: dict[asyncio.Future[None], tuple[RunId, float]] = {}
 
     async def run(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: HandlerReporter | None
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], seconds: float, reporter: HandlerReporter | None
     ) -> list[CallResult]:
+        """Return the results. No call begins after so many seconds, but for the first."""
         contexts = _Contexts(job, handler, reporter)
         try:
             if handler.is_async:
-                return [await self._awaited(handler, ref, job.options.timeout, contexts) for ref in refs]
-            return await self._in_threads(job, handler, refs, contexts)
+                return await self._await_each(job, handler, refs, seconds, contexts)
+            return await self._in_threads(job, handler, refs, seconds, contexts)
         except asyncio.CancelledError:
             contexts.cancel()
             raise
@@ -52,6 +53,17 @@ class InProcessHandlers:
 
     def close(self) -> None:
         self._threads.close()
+
+    async def _await_each(
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], seconds: float, contexts: "_Contexts"
+    ) -> list[CallResult]:
+        results: list[CallResult] = []
+        end_at = self._clock.monotonic() + seconds
+        for ref in refs:
+            if results and self._clock.monotonic() > end_at:
+                break
+            results.append(await self._awaited(handler, ref, job.options.timeout, contexts))
+        return results
 
     async def _awaited(self, handler: Handler, ref: TaskRef, timeout: float, contexts: "_Contexts") -> CallResult:
         started = self._clock.monotonic()
@@ -72,13 +84,15 @@ class InProcessHandlers:
         return CallResult(result.body, result.code, result.message, self._clock.monotonic() - started)
 
     async def _in_threads(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], contexts: "_Contexts"
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], seconds: float, contexts: "_Contexts"
     ) -> list[CallResult]:
         results: list[CallResult] = []
         while len(results) < len(refs):
             async with self._slots:
-                batch = InProcessBatch(handler, refs[len(results) :], self._clock, contexts.make)
+                batch = InProcessBatch(handler, refs[len(results) :], seconds, self._clock, contexts.make)
                 results += await self._hop(job, batch)
+            if batch.is_cut:
+                break
         return results
 
     async def _hop(self, job: Job, batch: "InProcessBatch") -> list[CallResult]:
@@ -103,10 +117,16 @@ class InProcessBatch:
     """Calls that one thread makes one after the other, while the event loop watches."""
 
     def __init__(
-        self, handler: Handler, refs: Sequence[TaskRef], clock: Clock, context: Callable[[TaskRef], Context | None]
+        self,
+        handler: Handler,
+        refs: Sequence[TaskRef],
+        seconds: float,
+        clock: Clock,
+        context: Callable[[TaskRef], Context | None],
     ) -> None:
         self._handler = handler
         self._refs = refs
+        self._seconds = seconds
         self._clock = clock
         self._context = context
         # The thread locks it between two calls, the loop when it decides that a call is stuck. No call begins after
@@ -116,13 +136,19 @@ class InProcessBatch:
         self._since: float | None = None
         self.results: list[CallResult] = []
         self.stopped = False
+        # The calls without a result were not begun, because the others took long.
+        self.is_cut = False
 
     def run(self) -> None:
         monotonic = self._clock.monotonic
         now = monotonic()
+        end_at = now + self._seconds
         for ref in self._refs:
             with self._lock:
                 if self.stopped:
+                    return
+                if self.results and now > end_at:
+                    self.is_cut = True
                     return
                 self._begun += 1
                 self._since = began = now

@@ -43,7 +43,10 @@ log = structlog.get_logger()
 MAX_GRAIN = 256
 # A message to a child and back costs some 100 µs: worth it for one slow call, not for each of many quick ones.
 QUICK_BATCH = 0.005
-SLOW_BATCH = 0.05
+# No further call of a batch begins after this long: the others can run at the same time as they would alone.
+BATCH_SECONDS = 0.05
+# With how many calls in a batch a job begins, if those of other jobs with the same handler were quick.
+MAX_FIRST_GRAIN = 64
 MAX_JOBS = 1024
 # Batches of async handlers at once.
 _ASYNC_BATCHES = 1024
@@ -70,7 +73,9 @@ class PythonExecutor(LocalExecutor):
         self._settings = settings
         self._clock = clock
         self._book = ProgressBook(records, clock, settings)
+        # By job, and by handler as of the job that changed its own last.
         self._grains: Lru[JobId, int] = Lru(MAX_JOBS)
+        self._handler_grains: Lru[str, int] = Lru(MAX_JOBS)
         modules = [] if app is not None else handlers.modules()
         isolated = settings.handler_processes > 0 and "__main__" not in modules
         self._children = Children(Setup(app, modules, list(path)), settings, clock) if isolated else None
@@ -79,7 +84,7 @@ class PythonExecutor(LocalExecutor):
         self._async = asyncio.Semaphore(_ASYNC_BATCHES)
 
     def grain(self, job: Job) -> int:
-        return self._grains.get(job.job_id) or 1
+        return self._grains.get(job.job_id) or self._handler_grains.get(job.options.handler or "") or 1
 
     def target(self, ref: TaskRef) -> str | None:
         return None
@@ -123,19 +128,19 @@ class PythonExecutor(LocalExecutor):
         self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> list[CallResult]:
         if self._inside is not None:
-            results = await self._inside.run(job, handler, refs, reporter)
+            results = await self._inside.run(job, handler, refs, BATCH_SECONDS, reporter)
         else:
             results = await self._in_children(job, handler, refs, reporter)
         if handler.wants_context:
             self._grains.put(job.job_id, 1)
         else:
-            self._adapt(job, len(refs), sum(result.elapsed for result in results))
+            self._adapt(job, len(results), sum([result.elapsed for result in results]))
         return results
 
     async def _in_children(
         self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> list[CallResult]:
-        """Return the results of all calls, made by as many children as needed."""
+        """Return the results of all calls, made by as many children as needed; of the first ones if those took long."""
         assert self._children is not None
         results: dict[int, CallResult] = {}
         # Positions in `refs` without a result.
@@ -161,6 +166,9 @@ class PythonExecutor(LocalExecutor):
             left = left[len(ran.results) :]
             if ran.stuck:
                 results[left.pop(0)] = timed_out(job.options.timeout)
+            elif ran.is_cut and not deaths:
+                # The lane runs the others at the same time, as far as it may.
+                break
             elif ran.lost is not None:
                 deaths += 1
                 if ran.running >= 0:
@@ -169,7 +177,7 @@ class PythonExecutor(LocalExecutor):
                 elif deaths > _MAX_DEATHS:
                     results |= {at: failed("process_failed", f"process after process ended {ran.lost}") for at in left}
                     break
-        return [results[at] for at in range(len(refs))]
+        return [results[at] for at in range(len(results))]
 
     async def _after_death(
         self, job: Job, handler: Handler, ref: TaskRef, reporter: "TaskReporter | None", cause: str
@@ -210,15 +218,17 @@ class PythonExecutor(LocalExecutor):
         self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> BatchOutcome:
         report = None if reporter is None else reporter.say
-        return await child.run(job, handler.name, refs, is_async=handler.is_async, report=report)
+        return await child.run(job, handler.name, refs, BATCH_SECONDS, is_async=handler.is_async, report=report)
 
     def _adapt(self, job: Job, count: int, seconds: float) -> None:
+        """Decide on the size of the job's batches, after one with so many calls took so long."""
         grain = self.grain(job)
         if seconds < QUICK_BATCH and count >= grain:
             grain = min(grain * 2, MAX_GRAIN)
-        elif seconds > SLOW_BATCH:
-            grain = max(grain // 2, 1)
+        elif seconds > BATCH_SECONDS:
+            grain = max(min(grain, count) // 2, 1)
         self._grains.put(job.job_id, grain)
+        self._handler_grains.put(job.options.handler or "", min(grain, MAX_FIRST_GRAIN))
 
 
 class CapacityWait:
