@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.errors import ConveyorError
 from conveyor.handlers import Cancelled, Context, Handlers, task
+from conveyor.handlers import FetchedPage as Page
 
 if TYPE_CHECKING:
     from conveyor.client import (
@@ -32,6 +33,7 @@ __all__ = [
     "Export",
     "Handlers",
     "Job",
+    "Page",
     "Progress",
     "RemoteList",
     "Result",

@@ -1,10 +1,14 @@
 """Handlers: the user's own functions. `@conveyor.task("name")` registers one; `load_app` imports the user's module, and
 the python executor finds the function by the name in the job."""
 
+import codecs
 import importlib
 import inspect
+import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +20,17 @@ MAX_NAME = 200
 MAX_NOTE = 200
 MAX_DESCRIBED = 500
 _MAX_NUMBER = 2**63 - 1
+# Byte order marks; a longer one comes before the shorter one that it begins with.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# In a Content-Type header, and in the first bytes of an HTML page or an XML document.
+_CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9._:-]{1,40})""", re.IGNORECASE)
+_HEAD_BYTES = 1024
 
 
 class AppUnloadable(BadInput):
@@ -69,6 +84,90 @@ class Context:
         """Raise Cancelled if the call was cancelled."""
         if self.cancelled:
             raise Cancelled("the call was cancelled")
+
+
+class FetchedPage:
+    """A body and the response that it came with: what the function of a job's `extract` gets. `conveyor.Page` is this
+    class."""
+
+    def __init__(
+        self,
+        body: bytes,
+        *,
+        url: str,
+        input: Any = None,
+        status: int | None = None,
+        final_url: str | None = None,
+        content_type: str | None = None,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.body = body
+        # The URL that was requested, and the one that answered after redirects.
+        self.url = url
+        self.final_url = final_url or url
+        # The task as it was submitted: a URL, or an object with it.
+        self.input = url if input is None else input
+        self.status = status
+        self.content_type = content_type
+        self._headers = headers
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers of the response by their names in lower case; repeated ones are joined."""
+        joined: dict[str, str] = {}
+        for name, value in self._headers:
+            key = name.lower()
+            joined[key] = f"{joined[key]}, {value}" if key in joined else value
+        return joined
+
+    @property
+    def id(self) -> str | None:
+        """The `id` of the task, if it has one."""
+        return self._of_input("id")
+
+    @property
+    def tag(self) -> str | None:
+        """The `tag` of the task, if it has one."""
+        return self._of_input("tag")
+
+    @cached_property
+    def encoding(self) -> str:
+        """The character encoding: by a byte order mark, the response's header, or the page itself; else utf-8."""
+        for mark, name in _MARKS:
+            if self.body.startswith(mark):
+                return name
+        named = _CHARSET.search((self.content_type or "").encode(errors="ignore")) or _CHARSET.search(
+            self.body[:_HEAD_BYTES]
+        )
+        if named is not None:
+            try:
+                return codecs.lookup(named[1].decode("ascii", "ignore")).name
+            except LookupError:
+                pass
+        return "utf-8"
+
+    @cached_property
+    def text(self) -> str:
+        """The body as text. Bytes that are not valid become U+FFFD."""
+        return self.body.decode(self.encoding, "replace")
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError."""
+        return json.loads(self.body)
+
+    @cached_property
+    def html(self) -> Any:
+        """The parsed page, a selectolax.lexbor.LexborHTMLParser: `page.html.css_first("h1").text()`."""
+        try:
+            lexbor = importlib.import_module("selectolax.lexbor")
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "page.html needs selectolax. Install conveyor-jobs[html] where the workers run."
+            ) from None
+        return lexbor.LexborHTMLParser(self.text)
+
+    def _of_input(self, name: str) -> str | None:
+        return self.input.get(name) if isinstance(self.input, dict) else None
 
 
 class Handler(NamedTuple):

@@ -263,6 +263,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     gateway: Gateway | None = None
     # The registered name of the function, for kind "python".
     handler: str | None = None
+    # The registered name of the function that gets each body, for kinds that fetch; None: bodies are only stored.
+    extract: str | None = None
+    # Whether bodies are stored from which `extract` has got its result.
+    keep_bodies: bool = True
     # For the kinds "download" and "export_download".
     download: Download = Download()
     # For kind "export_download".
@@ -555,6 +559,9 @@ class Outcome(msgspec.Struct, gc=False):
     since: int = 0
     # Whether the task waits for a breaker.
     is_blocked: bool = False
+    # What the job's `extract` made of the body, as JSON, and where that is stored, once it is durable.
+    extracted: bytes | None = None
+    extracted_ref: BodyRef | None = None
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -568,6 +575,8 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     elapsed: float = 0.0
     # It failed and waits for a redrive.
     dead_lettered: bool = False
+    # What the job's `extract` made of the body.
+    extracted: BodyRef | None = None
 
 
 # The kind of the documents of exports.

@@ -9,10 +9,10 @@ import pytest
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import BodyDamaged, ConveyorError, EngineFailed
-from conveyor.export.body_reader import is_damaged, windows
 from conveyor.jobs.body_coding import LARGE
 from conveyor.model import BodyRef, JobKind, Outcome, ResultDetail, ResultLayout, Task, TaskId
 from conveyor.process.body_store import BodyStore
+from conveyor.read.body_reader import is_damaged, windows
 from conveyor.read.results import read_body, stream_body, stream_gzip, stream_range
 from conveyor.read.walk import Position, TaskBatch
 from conveyor.states import TaskStatus
@@ -52,6 +52,34 @@ async def stored_tasks(blobs: Blobs, tasks: Tasks, layout: ResultLayout, kind: J
         )
         for index, ref in enumerate(refs)
     ]
+
+
+@pytest.mark.parametrize("layout", list(ResultLayout))
+async def test_what_was_extracted_is_stored_beside_the_body(blobs: Blobs, system: System, layout: ResultLayout) -> None:
+    """In the row where the result of a handler would be, in the segment of the bodies, or as an object."""
+    clock = ManualClock()
+    job = make_job(clock, kind=JobKind.FETCH, layout=layout, extract="parse")
+    sizes = [2, 700, 60_000, LARGE + 1]
+    outcomes = [
+        Outcome(TaskStatus.SUCCEEDED, body=WORDS * 20, extracted=b"[" + b" " * (size - 2) + b"]") for size in sizes
+    ]
+    outcomes.append(Outcome(TaskStatus.SUCCEEDED, body=None, extracted=b"{}"))
+    outcomes.append(Outcome(TaskStatus.SUCCEEDED, body=WORDS))
+    store = BodyStore(blobs, system.tasks, clock)
+    [refs] = await store.keep([(job, outcomes)])
+    assert [ref is not None for ref in refs] == [True] * 4 + [False, True]
+    first = [outcome.extracted_ref for outcome in outcomes]
+    for outcome, ref in zip(outcomes, first, strict=True):
+        if ref is None:
+            assert outcome.extracted is None
+            continue
+        assert b"".join([piece async for piece in stream_body(blobs, ref)]) == outcome.extracted
+    if layout is ResultLayout.PACKED:
+        assert first[0] is not None and first[0].inline == b"[]"
+        assert first[2] is not None and refs[2] is not None and first[2].key == refs[2].key
+    # A flush that is repeated stores it once.
+    await store.keep([(job, outcomes)])
+    assert [outcome.extracted_ref for outcome in outcomes] == first
 
 
 @pytest.mark.parametrize("kind", [JobKind.FETCH, JobKind.PYTHON])

@@ -177,6 +177,7 @@ class TestFinish:
             headers=[("set-cookie", "a=1"), ("set-cookie", "b=2\u2028")],
             body=BodyRef("results/acme/j/r/seg_1", 12, "ab" * 32, 4096),
             elapsed=1.25,
+            extracted=BodyRef("", 9, "cd" * 32, inline=b'{"a":"\xc3\xbc"}'),
         )
         text = msgspec.json.encode(detail).decode()
         await tasks.finish(run, [end(1, FAILED, code="http_503", http_status=503, attempts=4, detail=text, at=5.5)])

@@ -81,6 +81,8 @@ TASK_ERRORS = {
     "export_api_failed": "A call of the export API failed finally, or after its last retry.",
     "export_failed": "The export API reports that the export failed.",
     "export_timeout": "The export was not ready within `export.poll.timeout`.",
+    "extract_failed": "The function of `extract` raised, took longer than `timeout`, killed its process, is not "
+    "registered, or returned no object. The body is stored: a rerun extracts again without a request.",
     "file_changed": "The file changed during the download; it is downloaded anew.",
     "gateway_failed": "The gateway is unreachable, or failed itself.",
     "handler_missing": "The worker has no function registered under this name.",
@@ -139,6 +141,9 @@ OPTIONS = {
     "success_statuses": "HTTP statuses that count as success. If empty: 200 to 299.",
     "gateway": "`proxy`, the URL of an HTTP proxy, or `url`, a template with `{url}`; and `headers` for the gateway.",
     "handler": "Name of the registered function, for kind `python`.",
+    "extract": "Name of the registered function that gets each body, for kinds that fetch; its return value is the "
+    "task's `extracted`.",
+    "keep_bodies": "`false`: do not store a body from which `extract` got its result. For kind `fetch`.",
     "download": "Limits of a download: `max_bytes`, and the minimum rate.",
     "export": "The export API, for kind `export_download`.",
     "priority": "Among one tenant's runs, the highest goes first.",

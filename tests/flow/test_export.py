@@ -20,7 +20,6 @@ import pytest
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.export import body_reader as reading
 from conveyor.export import direct as export
 from conveyor.export import spool
 from conveyor.export.direct import ExportProgress, export_to_file, export_zip
@@ -41,6 +40,7 @@ from conveyor.model import (
     TenantId,
     task_id,
 )
+from conveyor.read import body_reader as reading
 from conveyor.read import walk
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System

@@ -22,12 +22,12 @@ import pytest
 from conveyor.engines.blobs import Presigned
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import EngineFailed, InvalidField, LimitReached, NotFound
-from conveyor.export import body_reader as reading
 from conveyor.export import exporter, exports, sorting, staged_file, writer
 from conveyor.export.exports import Exports, ExportState, export_json
 from conveyor.export.request import ExportSpec
 from conveyor.lists.decoders import zstd
 from conveyor.model import BodyRef, Lineage, OutboxEvent, Run, RunId, RunKey, TaskSeed, task_id
+from conveyor.read import body_reader as reading
 from conveyor.read import walk
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.settings import Settings

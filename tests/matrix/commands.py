@@ -32,6 +32,8 @@ OTHER_FLAGS = {
     "--header",
     "--gateway",
     "--handler",
+    "--extract",
+    "--drop-bodies",
     "--download",
     "--export",
     "--no-breaker",

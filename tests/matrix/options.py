@@ -73,6 +73,7 @@ OTHERS: dict[str, Leaf] = {
     "gateway.url": Leaf("", (f"{SITE}/gateway?url={{url}}",), ("http://h/", f"http://h/{{url}}{'x' * limits.MAX_URL}")),
     "gateway.headers": Leaf("", ({}, {"X-Key": "k"}), ({"Host": "x"},)),
     "handler": _text("h", limits.MAX_HANDLER),
+    "extract": _text("x", limits.MAX_HANDLER),
     "export.create": Leaf("", (_CALL, _LARGE_CALL), ({"url": "nowhere"}, {**_CALL, "method": "GO"})),
     "export.status": Leaf("", ({"url": f"{SITE}/exports/{{id}}"},), ({"url": "{id}"},)),
     "export.id": Leaf("", ("/data/id", "$.data.id"), ("", "x" * (templates.MAX_TEXT + 1), f"{_DEEP}/1")),
@@ -103,6 +104,8 @@ _WHOLE: dict[str, dict[str, Any]] = {
 _INSTEAD = {"gateway.url": "proxy"}
 _KINDS: dict[str, frozenset[JobKind]] = {
     "handler": frozenset({JobKind.PYTHON}),
+    "extract": frozenset(JobKind) - {JobKind.PYTHON},
+    "keep_bodies": frozenset({JobKind.FETCH}),
     "export": frozenset({JobKind.EXPORT_DOWNLOAD}),
 }
 
@@ -179,4 +182,6 @@ def needed(kind: JobKind, chosen: Mapping[str, Any]) -> dict[str, Any]:
         return {"handler": "anything"}
     if kind is JobKind.EXPORT_DOWNLOAD and not any(path.startswith("export.") for path in chosen):
         return {"export.id": "/data/id"}
+    if chosen.get("keep_bodies") is False and "extract" not in chosen:
+        return {"extract": "anything"}
     return {}

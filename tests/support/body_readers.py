@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 from conveyor.engines.blobs import Blobs
-from conveyor.export.body_reader import windows
 from conveyor.export.formats import LinesPart, ZipPart
 from conveyor.export.lines import result_line_with_body
 from conveyor.jobs.body_coding import gzip_length
 from conveyor.model import Compression, Task
+from conveyor.read.body_reader import windows
 from conveyor.read.results import body_ref, read_body, stream_body, stream_gzip, stream_range
 from conveyor.read.walk import Position, TaskBatch
 

@@ -21,7 +21,7 @@ _ALL = frozenset(Options.__struct_fields__)
 # All but those that have their effect when the job is accepted or during its first run.
 RERUN = _ALL - {"on_invalid", "idle_timeout"}
 # Those that workers can apply while they run the job.
-LIVE = RERUN - {"handler", "export", "chunk_size"} | {"idle_timeout"}
+LIVE = RERUN - {"handler", "extract", "keep_bodies", "export", "chunk_size"} | {"idle_timeout"}
 
 # Those of a finished job that still have an effect.
 FINISHED = frozenset({"retention_days"})

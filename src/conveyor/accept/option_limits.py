@@ -94,6 +94,7 @@ def check_limits(spec: JobSpec) -> None:
     _check_headers(spec.headers)
     _check_gateway(spec.gateway)
     _check_handler(spec.kind, spec.handler)
+    _check_extract(spec)
     _check_export(spec.kind, spec.export)
 
 
@@ -187,6 +188,20 @@ def _check_handler(kind: JobKind, handler: str | None) -> None:
             "characters.",
             field="handler",
         )
+
+
+def _check_extract(spec: JobSpec) -> None:
+    name = spec.extract
+    if name is not None:
+        if spec.kind is JobKind.PYTHON:
+            raise InvalidField('`extract` is not for kind "python": its `handler` gets the input.', field="extract")
+        if len(name) > MAX_HANDLER or not _HANDLER.fullmatch(name):
+            raise InvalidField(
+                f"`extract` must be the name of a registered function, at most {MAX_HANDLER} characters.",
+                field="extract",
+            )
+    if not spec.keep_bodies and (name is None or spec.kind is not JobKind.FETCH):
+        raise InvalidField('`keep_bodies` can be false only with `extract`, for kind "fetch".', field="keep_bodies")
 
 
 def _check_export(kind: JobKind, export: ExportApi | None) -> None:

@@ -18,11 +18,12 @@ from conveyor.api.dependencies import (
     requested_range,
     stream,
 )
-from conveyor.auth.body_links import check_body_link
+from conveyor.auth.body_links import BODY, EXTRACTED, check_body_link
 from conveyor.jobs.body_coding import gzip_length, stored_as
 from conveyor.model import BodyRef, Task, TenantId
 from conveyor.read.body_names import body_name
-from conveyor.read.results import body_ref, stream_body, stream_gzip, stream_range
+from conveyor.read.body_reader import as_extracted
+from conveyor.read.results import body_ref, extracted_ref, stream_body, stream_gzip, stream_range
 from conveyor.read.runs import locate_task
 from conveyor.system import System
 
@@ -92,15 +93,57 @@ async def describe_linked_body(
     return await _described(request, system, TenantId(tenant), job_id, task_id)
 
 
-def _check_link(system: System, tenant: str, job_id: str, task_id: str, expires: str, signature: str) -> None:
+@get(
+    "/jobs/{job_id:str}/tasks/{task_id:str}/extracted",
+    summary="Get what was extracted for a task",
+    media_type="application/octet-stream",
+    responses=shapes.problems(404, 416),
+)
+async def get_extracted(
+    request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Stream:
+    """What the job's `extract` returned for the body of the task, as JSON, of any length. Ranges, `ETag` and gzip are
+    as for the body."""
+    task = await _find_task(system, tenant, job_id, task_id)
+    return await _served_ref(request, system, as_extracted(task), extracted_ref(task))
+
+
+@get(
+    "/extracted/{job_id:str}/{task_id:str}",
+    summary="Get what was extracted for a task by its link",
+    media_type="application/octet-stream",
+    responses=shapes.problems(403, 404, 416, key=False),
+    security=[],
+)
+async def get_linked_extracted(
+    request: ApiRequest,
+    job_id: FromPath[str],
+    task_id: FromPath[str],
+    system: SystemPart,
+    tenant: OfTenant = "",
+    expires: Expires = "",
+    signature: Signature = "",
+) -> Stream:
+    """The same bytes, for whoever has the `extracted_url` of the task: it needs no key, and is valid for 24 hours."""
+    _check_link(system, tenant, job_id, task_id, expires, signature, EXTRACTED)
+    task = await _find_task(system, TenantId(tenant), job_id, task_id)
+    return await _served_ref(request, system, as_extracted(task), extracted_ref(task))
+
+
+def _check_link(
+    system: System, tenant: str, job_id: str, task_id: str, expires: str, signature: str, part: str = BODY
+) -> None:
     before = system.settings.previous_signing_key
     keys = [system.signing_key] if before is None else [system.signing_key, before.encode()]
-    check_body_link(keys, tenant, job_id, task_id, expires, signature, system.clock.now())
+    check_body_link(keys, tenant, job_id, task_id, expires, signature, system.clock.now(), part)
 
 
 async def _served(request: ApiRequest, system: System, tenant: TenantId, job_id: str, task_id: str) -> Stream:
     task = await _find_task(system, tenant, job_id, task_id)
-    ref = body_ref(task)
+    return await _served_ref(request, system, task, body_ref(task))
+
+
+async def _served_ref(request: ApiRequest, system: System, task: Task, ref: BodyRef) -> Stream:
     version = _chosen_version(request, ref, has_range="range" in request.headers)
     headers, length = _headers(task, ref, version), version.length
     part = requested_range(request.headers.get("range"), request.headers.get("if-range"), version.etag, length)

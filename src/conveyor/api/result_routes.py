@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
@@ -24,12 +25,13 @@ from conveyor.api.dependencies import (
     stream,
     wants_ndjson,
 )
-from conveyor.auth.body_links import body_path
+from conveyor.auth.body_links import body_path, extracted_path
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
 from conveyor.export.direct import export_zip
 from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Task
+from conveyor.read.body_reader import read_extracted
 from conveyor.read.listing import listing_lines, listing_page
 from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
@@ -38,6 +40,8 @@ from conveyor.system import System
 
 # Signing the links of a long page takes a tenth of a second, so the loop yields in between.
 _SIGNED_AT_ONCE = 50
+# Bytes of what was extracted for one task that a listing shows.
+MAX_EXTRACTED = 64 * 1024
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}", re.ASCII)
 _STATUSES = {status.label: status for status in TaskStatus}
 
@@ -138,14 +142,20 @@ def _http_status(text: str | None) -> int | None:
 
 
 async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The JSON of tasks, with links to their bodies."""
+    """The JSON of tasks, with links to their bodies, and with what was extracted from these."""
     shown = []
     now = system.clock.now()
-    for number, task in enumerate(tasks, start=1):
-        path = None
+    extracted = await read_extracted(system.blobs, tasks, MAX_EXTRACTED)
+    for number, (task, value) in enumerate(zip(tasks, extracted, strict=True), start=1):
+        path = link = None
         if task.detail.body is not None:
             path = body_path(system.signing_key, job.tenant, job.job_id, task.task_id, now)
-        shown.append(task_json(task, await body_link(system.blobs, task, path)))
+        if task.detail.extracted is not None:
+            link = extracted_path(system.signing_key, job.tenant, job.job_id, task.task_id, now)
+        shown_task = task_json(task, await body_link(system.blobs, task, path))
+        shown_task["extracted"] = None if value is None else msgspec.Raw(bytes(value))
+        shown_task["extracted_url"] = link
+        shown.append(shown_task)
         if number % _SIGNED_AT_ONCE == 0:
             await asyncio.sleep(0)
     return shown

@@ -122,6 +122,7 @@ def _tenant_routes() -> Router:
             results.show_task,
             bodies.get_body,
             bodies.describe_body,
+            bodies.get_extracted,
             results.export_job,
             statistics.show_statistics,
             statistics.search_tasks,
@@ -180,5 +181,11 @@ def _link_routes() -> Router:
     """The routes that need no key: a signed link or a sign-in link authorizes them."""
     return Router(
         path="/v1",
-        route_handlers=[uploads.fill_upload, bodies.get_linked_body, bodies.describe_linked_body, sessions.sign_in],
+        route_handlers=[
+            uploads.fill_upload,
+            bodies.get_linked_body,
+            bodies.describe_linked_body,
+            bodies.get_linked_extracted,
+            sessions.sign_in,
+        ],
     )

@@ -56,6 +56,23 @@ Handler = Annotated[
         help="Call this registered Python function for each task instead of fetching a URL.",
     ),
 ]
+Extract = Annotated[
+    str | None,
+    typer.Option(
+        "--extract",
+        metavar="NAME",
+        rich_help_panel=_JOB,
+        help="Call this registered Python function with each fetched body. Its result is kept beside the body.",
+    ),
+]
+DropBodies = Annotated[
+    bool,
+    typer.Option(
+        "--drop-bodies",
+        rich_help_panel=_JOB,
+        help="Keep only what --extract returned, and the bodies that it failed with.",
+    ),
+]
 Download = Annotated[
     bool,
     typer.Option(
@@ -158,6 +175,8 @@ def job_spec(
     *,
     concurrency: int | None = None,
     handler: str | None = None,
+    extract: str | None = None,
+    drop_bodies: bool = False,
     download: bool = False,
     export: Path | None = None,
     rate: float | None = None,
@@ -189,6 +208,8 @@ def job_spec(
         "name": name,
         "concurrency": concurrency,
         "handler": handler,
+        "extract": extract,
+        "keep_bodies": False if drop_bodies else None,
         "rate_per_host": rate,
         "attempts": attempts,
         "timeout": timeout,

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from conveyor.client import export_files as exports
 from conveyor.client import following, submission
@@ -60,6 +60,10 @@ class JobHandle(JobView):
     def body(self, task: Result | str) -> bytes:
         """Get the body of a result, checked against its sha256. Raises NoBody."""
         return drive(bodies.read_body(self._session, self.id, task))
+
+    def extracted(self, task: Result | str) -> Any:
+        """Get what `extract` returned for a task: an object, a list of objects, or None. Raises NoBody."""
+        return drive(bodies.read_extracted(self._session, self.id, task))
 
     def save(self, task: Result | str, to: str | Path, progress: bool | BytesProgress = False) -> Path:
         """Save the body of a result to a file. After a failure, the next call resumes. Raises NoBody."""
@@ -180,6 +184,10 @@ class AsyncJob(JobView):
     async def body(self, task: Result | str) -> bytes:
         """As Job.body."""
         return await bodies.read_body(self._session, self.id, task)
+
+    async def extracted(self, task: Result | str) -> Any:
+        """Get what `extract` returned for a task: an object, a list of objects, or None. Raises NoBody."""
+        return await bodies.read_extracted(self._session, self.id, task)
 
     async def save(self, task: Result | str, to: str | Path, progress: bool | BytesProgress = False) -> Path:
         """As Job.save."""

@@ -131,6 +131,8 @@ class JobOptions(TypedDict, total=False):
     success_statuses: Sequence[int]
     gateway: GatewayOptions | None
     handler: str | None
+    extract: str | None
+    keep_bodies: bool
     download: DownloadOptions
     export: ExportApiOptions | None
     priority: int

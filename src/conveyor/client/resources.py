@@ -38,6 +38,10 @@ class Result(ApiValue, frozen=True):
     elapsed: float | None = None
     finished_at: str | None = None
     body_url: str | None = None
+    # What the job's `extract` returned for the body: an object or a list of objects. None if that was nothing, or is
+    # longer than 64 KiB: `job.extracted(result)` gets it then.
+    extracted: Any = None
+    extracted_url: str | None = None
 
     @property
     def ok(self) -> bool:

@@ -1,9 +1,11 @@
 """Get the bodies of results: in memory, or as files."""
 
+import json
 import re
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from conveyor.client.client_session import ClientSession
 from conveyor.client.downloads import DownloadSource, download
@@ -24,6 +26,15 @@ async def read_body(session: ClientSession, job_id: str, task: Result | str) -> 
     if expected is not None and sha256(answer.body).hexdigest() != expected[0]:
         raise ConveyorError(f"The body of task {task_id} is corrupt: its sha256 is wrong. Download it again.")
     return answer.body
+
+
+async def read_extracted(session: ClientSession, job_id: str, task: Result | str) -> Any:
+    """Read what was extracted for a task. Raises NoBody."""
+    if isinstance(task, Result) and (task.extracted is not None or task.extracted_url is None):
+        return task.extracted
+    task_id = task.task_id if isinstance(task, Result) else task
+    answer = await session.transport.get(path_of("jobs", job_id, "tasks", task_id, "extracted"))
+    return json.loads(answer.body)
 
 
 async def save_body(

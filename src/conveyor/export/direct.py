@@ -22,7 +22,6 @@ import msgspec
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
-from conveyor.export.body_reader import LARGE, Window, damage_of, windows
 from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
@@ -30,6 +29,7 @@ from conveyor.export.zip_writer import LEVEL
 from conveyor.faults import crashpoint
 from conveyor.jobs.latest_outcomes import hides
 from conveyor.model import Job, RunKey, Task, TaskId
+from conveyor.read.body_reader import LARGE, Window, damage_of, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged

@@ -15,12 +15,12 @@ import msgspec
 from isal import isal_zlib
 
 from conveyor.export import zip_writer as archive
-from conveyor.export.body_reader import Body
 from conveyor.export.lines import damaged_line, manifest_line
 from conveyor.export.zip_writer import Deflate, EntryState, ZipEntry, ZipState, ZipWriter, deflated_bound
 from conveyor.jobs.body_coding import GZIP_HEADER, GZIP_TRAILER_BYTES, gzip_trailer
 from conveyor.model import BodyRef, Compression, Task, TaskError
 from conveyor.read.body_names import body_name
+from conveyor.read.body_reader import Body
 
 if sys.version_info >= (3, 14):
     from compression import zstd

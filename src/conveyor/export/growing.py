@@ -22,11 +22,11 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
-from conveyor.export.body_reader import LARGE, Window, damage_of, windows
 from conveyor.export.direct import ExportProgress, Report, publish, seal
 from conveyor.export.formats import ManifestLines, ZipPart
 from conveyor.export.zip_writer import LEVEL
 from conveyor.model import Job, Task
+from conveyor.read.body_reader import LARGE, Window, damage_of, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import ROWS, Position, RunStream, TaskBatch, merged

@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conveyor.export.body_reader import Body
 from conveyor.export.formats import FlushedPart, PackedTasks, Step
 from conveyor.export.lines import csv_input, elapsed
 from conveyor.jobs.secrets import shown_input
 from conveyor.model import Compression, Task
+from conveyor.read.body_reader import Body
 from conveyor.read.results import error_json
 
 _SCHEMA = pa.schema(

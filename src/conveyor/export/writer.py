@@ -21,7 +21,6 @@ from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BadInput, BodyDamaged
 from conveyor.export import zip_writer as archive
-from conveyor.export.body_reader import LARGE, Body, Window, damage_of, is_damaged, windows
 from conveyor.export.exports import MAX_PARTS, ExportRecord, ExportState, PartInProgress, part_name
 from conveyor.export.formats import LinesPart, PackedTasks, Part, ZipPart
 from conveyor.export.lines import csv_header, csv_row, result_line, result_line_with_body
@@ -30,6 +29,7 @@ from conveyor.export.sorting import merge_lists, sort_some, sorted_streams
 from conveyor.export.staged_file import Digest, StagedFile
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Compression, Job, OutboxEvent, Task, export_prefix
+from conveyor.read.body_reader import LARGE, Body, Window, damage_of, is_damaged, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import Position, RunStream, TaskBatch, TaskStream, merged

@@ -22,6 +22,8 @@ from conveyor.jobs.block_sums import CHECKED_WHOLE, block_sums
 from conveyor.jobs.body_coding import INLINE_PAGE, LARGE, deflate, is_compressed, is_worth_deflating
 from conveyor.model import BodyRef, Job, JobKind, Outcome, ResultLayout
 
+# The type of what handlers return.
+JSON = "application/json"
 _AT_ONCE = 16
 # More bytes than this to deflate would delay the event loop.
 _DEFLATED_HERE = 64 * 1024
@@ -41,7 +43,7 @@ class BodyStore:
     """Writes result bodies under results/<tenant>/<job>/<run>/."""
 
     def __init__(self, blobs: Blobs, tasks: Tasks, clock: Clock) -> None:
-        self._blobs = blobs
+        self.blobs = blobs
         self._tasks = tasks
         self._clock = clock
         self._at_once = asyncio.Semaphore(_AT_ONCE)
@@ -59,10 +61,11 @@ class BodyStore:
         written = set(segments_written)
         for job, outcomes in batches:
             written.update([outcome.segment for outcome in outcomes if outcome.segment is not None])
-            refs: list[BodyRef | None] = [outcome.kept for outcome in outcomes]
+            bodies = [*outcomes, *_extracted_bodies(job, outcomes)]
+            refs: list[BodyRef | None] = [outcome.kept for outcome in bodies]
             kept.append(refs)
             packed: list[tuple[int, Outcome]] = []
-            for position, outcome in self._inline(job, outcomes, refs):
+            for position, outcome in self._inline(job, bodies, refs, len(outcomes)):
                 if job.result_layout is ResultLayout.PACKED and _length(outcome) <= LARGE:
                     packed.append((position, outcome))
                 else:
@@ -73,24 +76,30 @@ class BodyStore:
         if segments:
             writes.append(self._store_segments(segments))
         if written:
-            assert isinstance(self._blobs, SyncsLogs)
-            writes.append(self._blobs.make_durable(written))
+            assert isinstance(self.blobs, SyncsLogs)
+            writes.append(self.blobs.make_durable(written))
         await asyncio.gather(*writes)
         crashpoint("bodies.keep.after")
+        for (job, outcomes), refs in zip(batches, kept, strict=True):
+            if job.options.extract is not None:
+                _take_extracted(outcomes, refs)
         return kept
 
-    def _inline(self, job: Job, outcomes: Sequence[Outcome], refs: list[BodyRef | None]) -> list[tuple[int, Outcome]]:
-        """Fill in the references of bodies that are part of their rows; returns the outcomes with other bodies."""
-        limit = -1
+    def _inline(
+        self, job: Job, outcomes: Sequence[Outcome], refs: list[BodyRef | None], count: int
+    ) -> list[tuple[int, Outcome]]:
+        """Fill in the references of bodies that are part of their rows; returns the outcomes with other bodies. What
+        follows the first `count` outcomes was extracted: it is a result, as that of a handler."""
+        limit = largest = -1
         if job.result_layout is ResultLayout.PACKED:
-            limit = inline_bytes(self._tasks, job.key)
-            limit = limit if job.kind is JobKind.PYTHON else min(limit, INLINE_PAGE)
+            largest = inline_bytes(self._tasks, job.key)
+            limit = largest if job.kind is JobKind.PYTHON else min(largest, INLINE_PAGE)
         others: list[tuple[int, Outcome]] = []
         for position, outcome in enumerate(outcomes):
             body = outcome.body
             if body is None:
                 continue
-            if _length(outcome) <= limit:
+            if _length(outcome) <= (limit if position < count else largest):
                 refs[position] = BodyRef("", len(body), _digest(outcome), inline=bytes(body))
             else:
                 others.append((position, outcome))
@@ -106,7 +115,7 @@ class BodyStore:
             (segment.key, b"".join([outcome.body for _, outcome in segment.outcomes if outcome.body is not None]))
             for segment in segments
         ]
-        for segment, key in zip(segments, await self._blobs.put_all(objects), strict=True):
+        for segment, key in zip(segments, await self.blobs.put_all(objects), strict=True):
             offset = 0
             for position, outcome in segment.outcomes:
                 stored = outcome.stored
@@ -117,7 +126,7 @@ class BodyStore:
         async with self._at_once:
             key = new_key(self._clock, job, "body")
             body = outcome.body or b""
-            await self._blobs.put(key, body)
+            await self.blobs.put(key, body)
             sums = await asyncio.to_thread(block_sums, body) if len(body) > CHECKED_WHOLE else None
             refs[position] = BodyRef(key, len(body), _digest(outcome), sums=sums)
 
@@ -126,6 +135,26 @@ def new_key(clock: Clock, job: Job, kind: str) -> str:
     """The key of a new object for bodies of a run. It is unique to this attempt: a late worker never overwrites the
     body of the attempt that counts."""
     return f"results/{job.tenant}/{job.job_id}/{job.run.run_id}/{clock.new_id(kind)}"
+
+
+def _extracted_bodies(job: Job, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What was extracted from the bodies of these outcomes and is not stored yet, as bodies."""
+    if job.options.extract is None:
+        return []
+    return [
+        Outcome(outcome.status, body=outcome.extracted, content_type=JSON)
+        for outcome in outcomes
+        if outcome.extracted is not None and outcome.extracted_ref is None
+    ]
+
+
+def _take_extracted(outcomes: Sequence[Outcome], refs: list[BodyRef | None]) -> None:
+    """Hand the references of what was extracted, which are the last ones, to the outcomes."""
+    extracted = iter(refs[len(outcomes) :])
+    del refs[len(outcomes) :]
+    for outcome in outcomes:
+        if outcome.extracted is not None and outcome.extracted_ref is None:
+            outcome.extracted_ref = next(extracted)
 
 
 def _plain_bytes(job: Job, outcome: Outcome) -> int:

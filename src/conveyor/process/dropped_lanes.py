@@ -90,6 +90,8 @@ class DroppedLanes:
                 self._lingering.pop(run_id, None)
                 continue
             count = self._executors[job.kind].lingering(run_id)
+            if job.options.extract is not None and JobKind.PYTHON in self._executors:
+                count += self._executors[JobKind.PYTHON].lingering(run_id)
             await self._set_slots(run_id, count)
             if count == 0:
                 self._lingering.pop(run_id, None)

@@ -13,6 +13,7 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
 from conveyor.model import LONG_KINDS, Job, LongTask, Mode, Outcome, TaskError, TaskRef
+from conveyor.process.extraction import Extractor
 from conveyor.process.gate import Gate
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.retry import late, too_late
@@ -86,6 +87,8 @@ class LaneTools(NamedTuple):
     recovery_ratio: int = 4
     # Seconds without progress after which the monitor may have requeued a long task.
     stuck_after: float = 600.0
+    # For jobs with `extract`.
+    extractor: Extractor | None = None
 
 
 class Lane(ABC):
@@ -114,6 +117,9 @@ class Lane(ABC):
         self._limits = tools.limits
         self._clock = tools.clock
         self._gate = tools.gate
+        self._extractor = tools.extractor
+        # Pages that were fetched and wait for what `extract` makes of them.
+        self._extracting = 0
         self._waiting: RetryFirstQueue[LeasedRef] = RetryFirstQueue(tools.recovery_ratio)
         # References since the last call of `check_blocked`: fed, and postponed or failed before they could start.
         self._fed = 0
@@ -140,7 +146,7 @@ class Lane(ABC):
     def is_busy(self) -> bool:
         """Whether attempts run or could start now, or the run's queue may have more now or soon."""
         is_ingesting = not self.job.run.last_batch and self.job.mode is not Mode.OPEN
-        return self.poll_pause == 0 or is_ingesting or self.demand > 0
+        return self.poll_pause == 0 or is_ingesting or self.demand > 0 or self._extracting > 0
 
     @property
     def is_crowded(self) -> bool:
@@ -307,9 +313,34 @@ class Lane(ABC):
 
     def _record(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._gate.record(entries, outcomes)
+        self._add_outcomes(entries, outcomes)
+
+    def _add_outcomes(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> None:
         refs = [_counted_ref(entry.ref, outcome) for entry, outcome in zip(entries, outcomes, strict=True)]
         self._recorder.add(self.job, [entry.chunk for entry in entries], refs, outcomes)
         self._on_recorded(len(entries))
+
+    async def _extract(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> bool:
+        """Have the job's `extract` called with the bodies of these outcomes. False: they do not count, because a store
+        failed; the queue redelivers their messages."""
+        assert self._extractor is not None
+        self._extracting += len(entries)
+        try:
+            await self._extractor.extract(self.job, [entry.ref for entry in entries], outcomes)
+        except Exception:
+            log.exception("extraction failed", run=self.job.run.run_id)
+            self._lose(entries)
+            return False
+        finally:
+            self._extracting -= len(entries)
+        return True
+
+    def _lose(self, entries: Sequence[LeasedRef]) -> None:
+        """Have the messages of these references redelivered."""
+        chunks = {entry.chunk.receipt: entry.chunk for entry in entries if not entry.chunk.lost}
+        for chunk in chunks.values():
+            chunk.lost = True
+        self._owner.on_lost(list(chunks.values()))
 
     def _on_recorded(self, count: int) -> None:
         self._finished += count

@@ -128,7 +128,10 @@ class LocalLane(Lane):
             for entry in taken:
                 self._targets.free_slot(entry)
         if finished is not None:
-            self._record(*finished)
+            entries, outcomes = finished
+            self._gate.record(entries, outcomes)
+            if self.job.options.extract is None or await self._extract(entries, outcomes):
+                self._add_outcomes(entries, outcomes)
             if self._recorder.full:
                 await self._recorder.until_capacity()
 

@@ -30,7 +30,7 @@ from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.body_store import BodyStore
-from conveyor.process.outcomes import detail_json, with_body, with_dead_letter
+from conveyor.process.outcomes import detail_json, with_body, with_dead_letter, with_extracted
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
 from conveyor.telemetry import metrics, traces
 from conveyor.telemetry.attempts import record_attempts, record_successes
@@ -356,7 +356,7 @@ def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> Task
         record.ref.attempt,
         outcome.http_status,
         outcome.error.code if outcome.error else None,
-        with_body(detail, body),
+        with_extracted(with_body(detail, body), outcome.extracted_ref),
         now,
     )
 

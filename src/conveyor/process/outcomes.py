@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from conveyor.egress.target_guard import MAX_URL_LENGTH
-from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs
+from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs, TaskError
 
 _json = msgspec.json.encode
 
@@ -59,6 +59,20 @@ def with_dead_letter(detail: str) -> str:
     """Mark an encoded detail as that of a dead-lettered task."""
     comma = "" if detail == "{}" else ","
     return f'{detail[:-1]}{comma}"dead_lettered":true}}'
+
+
+def with_error(detail: str, error: TaskError) -> str:
+    """Add an error to an encoded detail that has none."""
+    comma = "" if detail == "{}" else ","
+    return f'{detail[:-1]}{comma}"error":{_json(error).decode()}}}'
+
+
+def with_extracted(detail: str, extracted: BodyRef | None) -> str:
+    """Add the place of what was extracted to an encoded detail."""
+    if extracted is None:
+        return detail
+    comma = "" if detail == "{}" else ","
+    return f'{detail[:-1]}{comma}"extracted":{_json(extracted).decode()}}}'
 
 
 def with_body(detail: str, body: BodyRef | None) -> str:

@@ -124,8 +124,8 @@ class Recorder:
                 delay = retry_delay(options, ref.attempt, outcome, jitter())
                 if delay is not None and options.task_deadline is not None:
                     delay = self._retry_in_time(job, ref, outcome, delay)
-            if delay is None and outcome.body is not None:
-                size += len(outcome.body)
+            if delay is None:
+                size += len(outcome.body or b"") + len(outcome.extracted or b"")
             is_dead_letter = delay is None and is_parking and _is_exhausted(options, outcome)
             chunk.unwritten += 1
             self._waiting.append(RecordedOutcome(job, chunk, ref, outcome, delay, is_dead_letter))

@@ -10,7 +10,7 @@ MAX_RETRY_AFTER = 3600.0
 WORKER_LOST = "worker_lost"
 # Errors that a retry may not meet again. A retry would meet all others: target_refused, bad_url, body_too_large,
 # too_many_redirects, bad_redirect, decode_failed, tls_failed, internal; handler_missing and result_not_json;
-# checksum_mismatch, export_failed, export_timeout and export_api_failed. The job's `retry_statuses`
+# extract_failed; checksum_mismatch, export_failed, export_timeout and export_api_failed. The job's `retry_statuses`
 # decide about `http_<status>`, and its `retry_errors`, if it has them, about everything else.
 RETRYABLE_ERRORS = frozenset(
     {

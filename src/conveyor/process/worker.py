@@ -32,6 +32,7 @@ from conveyor.process.breaker_sharing import BreakerSharing
 from conveyor.process.dropped_lanes import DroppedLanes
 from conveyor.process.errand import Errand
 from conveyor.process.executors import Executor
+from conveyor.process.extraction import Extractor
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
@@ -88,6 +89,7 @@ class Worker:
         self._coordinator = coordinator
         self._lifecycle = lifecycle
         self._executors = executors
+        self._extractor = Extractor(executors.get(JobKind.PYTHON), bodies.blobs)
         self._lanes: dict[RunId, Lane] = {}
         self._recorder = Recorder(
             records.documents,
@@ -316,6 +318,7 @@ class Worker:
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,
+            extractor=self._extractor,
         )
         return executor.lane(job, tools)
 

@@ -79,8 +79,8 @@ def _count(read: int, returned: int) -> None:
 
 
 def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
-    """A task as the API shows it. `headers` are [name, value] pairs as received: names repeat (Set-Cookie) and order
-    matters. `body_url` is shown only if the task has a body."""
+    """A task as the API shows it, but for what was extracted. `headers` are [name, value] pairs as received: names
+    repeat (Set-Cookie) and order matters. `body_url` is shown only if the task has a body."""
     detail = task.detail
     body = detail.body
     return {
@@ -149,6 +149,13 @@ def body_ref(task: Task) -> BodyRef:
     if task.detail.body is None:
         raise NoBody
     return task.detail.body
+
+
+def extracted_ref(task: Task) -> BodyRef:
+    """The reference to what was extracted. Raises NoBody."""
+    if task.detail.extracted is None:
+        raise NoBody("Nothing was extracted for the task.")
+    return task.detail.extracted
 
 
 async def read_body(blobs: Blobs, task: Task) -> bytes:

@@ -135,7 +135,9 @@ class OrphanObjects:
         key = msgspec.structs.replace(job.key, run_id=run_id)
         async with aclosing(row_pages(self._system.tasks, key)) as pages:
             async for page in pages:
-                left -= {_body_of(task.detail.body.key) for task in page if task.detail.body is not None}
+                for task in page:
+                    refs = (task.detail.body, task.detail.extracted)
+                    left -= {_body_of(ref.key) for ref in refs if ref is not None}
                 if not left:
                     return []
                 await self._pacing.rest()

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
-from conveyor.export.body_reader import LARGE, damage_of, is_damaged, windows
 from conveyor.jobs.job_counts import forget_job_counts
 from conveyor.model import BodyRef, Counts, Job, Run, RunKey, Task, TaskError, piece_key
+from conveyor.read.body_reader import LARGE, as_extracted, damage_of, is_damaged, windows
 from conveyor.read.results import stream_body
 from conveyor.read.verification import count_drift
 from conveyor.read.walk import END, ROWS, Position, TaskBatch
@@ -104,10 +104,23 @@ class RunCheck:
                     checked.bytes += ref.stored_length
                     if damage is not None:
                         await self._add_damage(job, run, task, ref, damage)
+                await self._check_extracted(job, run, window.tasks)
                 checked.tasks += len(window.tasks)
                 self._findings.step()
                 await self._pacing.rest()
         return statuses
+
+    async def _check_extracted(self, job: Job, run: Run, tasks: list[Task]) -> None:
+        """Check what was extracted from bodies, as bodies are checked."""
+        extracted = [as_extracted(task) for task in tasks if task.detail.extracted is not None]
+        for task in extracted:
+            ref = task.detail.body
+            assert ref is not None
+            damage = await self._stream(ref)
+            self._findings.checked.bodies += 1
+            self._findings.checked.bytes += ref.stored_length
+            if damage is not None:
+                await self._add_damage(job, run, task, ref, damage)
 
     async def _stream(self, ref: BodyRef) -> TaskError | None:
         read = 0

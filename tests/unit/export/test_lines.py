@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.export import body_reader as reading
 from conveyor.export import spool
 from conveyor.export.lines import manifest_line
 from conveyor.export.spool import SortedSpool
 from conveyor.export.zip_writer import _checked
 from conveyor.model import BodyRef, ResultDetail, RunId, Task, task_id
+from conveyor.read import body_reader as reading
 from conveyor.read.body_names import body_name
 from conveyor.states import TaskStatus
 

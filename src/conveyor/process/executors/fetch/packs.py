@@ -212,6 +212,8 @@ class Packer:
             and INLINE_PAGE < length <= LARGE
             and outcome.status is TaskStatus.SUCCEEDED
             and job.result_layout is ResultLayout.PACKED
+            # The worker hands these pages on, and may not store them at all.
+            and job.options.extract is None
         )
 
     def _segment(self, job: Job) -> Segment:

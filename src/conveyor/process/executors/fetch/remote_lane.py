@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.model import Job, Outcome
 from conveyor.process.executors.fetch.frames import StoredPages
+from conveyor.process.extraction import has_page
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.recorded_outcomes import RecordedPages, page_outcomes
 from conveyor.process.recorder import LeasedChunk
 
 if TYPE_CHECKING:
     from conveyor.process.executors.fetch.fetchers import Fetchers
+
+
+# Pages that may wait for `extract` in one lane, or twice its width; and bytes of them, above which no pack is read.
+_EXTRACTING = 256
+_EXTRACTING_BYTES = 64 * 1024 * 1024
 
 
 class RemoteLane(Lane):
@@ -28,6 +34,10 @@ class RemoteLane(Lane):
         self._stopping = False
         # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
         self._sending: asyncio.Task[None] | None = None
+        # Calls of the job's `extract`, and the bytes of their pages; set when one of them is done.
+        self._extractions: set[asyncio.Task[None]] = set()
+        self._extracting_bytes = 0
+        self._extracted = asyncio.Event()
 
     def set_width(self, width: int) -> None:
         self.width = width
@@ -51,13 +61,53 @@ class RemoteLane(Lane):
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
+                if self._extractions:
+                    await asyncio.wait(self._extractions)
         except TimeoutError:
             pass
         self._fetchers.drop(self, everything=True)
+        await self._cancel_extractions()
+
+    async def _cancel_extractions(self) -> None:
+        for task in self._extractions:
+            task.cancel()
+        if self._extractions:
+            await asyncio.wait(self._extractions)
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._return(entries)
-        self._record(entries, outcomes)
+        if self.job.options.extract is None:
+            self._record(entries, outcomes)
+        else:
+            self._record_after_extraction(entries, outcomes)
+        self._send()
+
+    def _record_after_extraction(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        """Record what failed; the others once their bodies went through the job's `extract`."""
+        self._gate.record(entries, outcomes)
+        pages = [pair for pair in zip(entries, outcomes, strict=True) if has_page(pair[1])]
+        if len(pages) < len(entries):
+            others = [pair for pair in zip(entries, outcomes, strict=True) if not has_page(pair[1])]
+            self._add_outcomes([entry for entry, _ in others], [outcome for _, outcome in others])
+        if pages:
+            extracting = asyncio.create_task(self._extract_pages(pages))
+            self._extractions.add(extracting)
+            extracting.add_done_callback(self._on_extracted)
+
+    async def _extract_pages(self, pages: list[tuple[LeasedRef, Outcome]]) -> None:
+        entries, outcomes = [entry for entry, _ in pages], [outcome for _, outcome in pages]
+        size = sum([len(outcome.body or b"") for outcome in outcomes])
+        self._extracting_bytes += size
+        try:
+            is_extracted = await self._extract(entries, outcomes)
+        finally:
+            self._extracting_bytes -= size
+        if is_extracted:
+            self._add_outcomes(entries, outcomes)
+
+    def _on_extracted(self, task: "asyncio.Task[None]") -> None:
+        self._extractions.discard(task)
+        self._extracted.set()
         self._send()
 
     def on_pages(self, entries: list[LeasedRef], pages: StoredPages) -> None:
@@ -76,6 +126,19 @@ class RemoteLane(Lane):
     async def until_capacity(self) -> None:
         if self._recorder.full:
             await self._recorder.until_capacity()
+        while self._extracting_bytes > _EXTRACTING_BYTES:
+            self._extracted.clear()
+            await self._extracted.wait()
+
+    async def _until_extracted(self) -> None:
+        while self._is_extracting_enough:
+            self._extracted.clear()
+            await self._extracted.wait()
+
+    @property
+    def _is_extracting_enough(self) -> bool:
+        """Whether to fetch no more: what waits for `extract` is fetched again after a crash."""
+        return self._extracting > max(_EXTRACTING, 2 * self.width)
 
     def recheck_targets(self) -> None:
         super().recheck_targets()
@@ -92,10 +155,7 @@ class RemoteLane(Lane):
     def on_lost(self, entries: list[LeasedRef]) -> None:
         self._return(entries)
         self._gate.release(entries)
-        chunks = {entry.chunk.receipt: entry.chunk for entry in entries if not entry.chunk.lost}
-        for chunk in chunks.values():
-            chunk.lost = True
-        self._owner.on_lost(list(chunks.values()))
+        self._lose(entries)
 
     def _return(self, entries: list[LeasedRef]) -> None:
         """Count references as no longer sent and free the slots of their targets."""
@@ -118,6 +178,9 @@ class RemoteLane(Lane):
             return
         if self._recorder.full:
             self._send_after(self._recorder.until_capacity)
+            return
+        if self._is_extracting_enough:
+            self._send_after(self._until_extracted)
             return
         capacity = self._capacity()
         entries: list[LeasedRef] = []

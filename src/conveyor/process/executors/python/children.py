@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -32,6 +32,7 @@ from conveyor.process.executors.python.handler_calls import (
     CallSlots,
     Cancel,
     GiveUp,
+    PageCall,
     Ready,
     Setup,
     decode_answer,
@@ -215,8 +216,10 @@ class Child:
         are the calls."""
         assert self._writer is not None and not self.ended
         timeout = job.options.timeout
+        # A reference is encoded as a call without a page.
+        calls = cast("list[PageCall]", list(refs))
         batch = CallBatch(
-            next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs), seconds
+            next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, calls, seconds
         )
         out = self._sent[batch.number] = _SentBatch(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
         self._writer.write(framed(batch))

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from conveyor.handlers import Context, Handler, describe_error, storable_text
-from conveyor.model import Outcome, TaskError, TaskRef
+from conveyor.handlers import Context, FetchedPage, Handler, describe_error, storable_text
+from conveyor.jobs.body_coding import inflate
+from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
 MAX_MESSAGE = 500
@@ -38,6 +39,25 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     path: list[str]
 
 
+class SentPage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A body on its way to the function of `extract`, as it is stored, and its response. The process that calls the
+    function inflates the body and decodes the detail."""
+
+    body: memoryview
+    # Of the body itself.
+    length: int
+    stored: StoredAs | None
+    http_status: int | None
+    # The JSON of a ResultDetail.
+    detail: str
+
+
+class PageCall(TaskRef, frozen=True, array_like=True, gc=False):
+    """A call of a handler: with the input of a task, or with a page. A TaskRef is decoded as one without a page."""
+
+    page: SentPage | None = None
+
+
 class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Calls to make one after the other. `slot` is the place in CallSlots that shows which one runs. After `seconds` no
     further call begins."""
@@ -48,7 +68,7 @@ class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     timeout: float
     job_id: str
     run_id: str
-    refs: list[TaskRef]
+    refs: list[PageCall]
     seconds: float
 
 
@@ -92,6 +112,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True, tag="said"):
 
 
 decode_order = msgspec.msgpack.Decoder(Setup | CallBatch | Cancel | GiveUp).decode
+_decode_detail = msgspec.json.Decoder(ResultDetail).decode
 decode_answer = msgspec.msgpack.Decoder(Ready | BatchDone | CallProgress).decode
 
 
@@ -124,10 +145,40 @@ class CallSlots:
 def argued(handler: Handler, ref: TaskRef, context: Context | None) -> Any:
     """Call the handler. Returns a value, or a coroutine for an async handler."""
     value = msgspec.json.decode(ref.input)
+    page = ref.page if isinstance(ref, PageCall) else None
+    if page is not None:
+        value = _fetched_page(value, page)
     return handler.function(value) if context is None else handler.function(value, context=context)
 
 
-def returned(value: Any) -> CallResult:
+def _fetched_page(task_input: Any, page: SentPage) -> FetchedPage:
+    detail = _decode_detail(page.detail)
+    body = bytes(page.body)
+    if page.stored is not None:
+        body = inflate(BodyRef("", page.length, "", stored=page.stored), body)
+    url = task_input.get("url", "") if isinstance(task_input, dict) else task_input
+    return FetchedPage(
+        body,
+        url=url,
+        input=task_input,
+        status=page.http_status,
+        final_url=detail.final_url,
+        content_type=detail.content_type,
+        headers=detail.headers or (),
+    )
+
+
+def returned(value: Any, ref: TaskRef) -> CallResult:
+    if isinstance(ref, PageCall) and ref.page is not None:
+        if value is None:
+            return CallResult()
+        if not isinstance(value, dict) and not (
+            isinstance(value, list) and all(isinstance(each, dict) for each in value)
+        ):
+            kind = type(value).__name__
+            return failed(
+                "result_not_json", f"it returned a value of type {kind}; return a dict, a list of dicts or None"
+            )
     try:
         return CallResult(msgspec.json.encode(value))
     except Exception as error:
@@ -149,7 +200,7 @@ def failed(code: str, message: str) -> CallResult:
 def called(handler: Handler, ref: TaskRef, context: Context | None) -> CallResult:
     """Call the handler and return the result. A handler may raise anything; the thread survives."""
     try:
-        return returned(argued(handler, ref, context))
+        return returned(argued(handler, ref, context), ref)
     except BaseException as error:
         return raised(error)
 

@@ -190,7 +190,8 @@ class Runner:
         try:
             async with scope:
                 context = self._context(work, handler, position)
-                return returned(await argued(handler, work.batch.refs[position], context))
+                ref = work.batch.refs[position]
+                return returned(await argued(handler, ref, context), ref)
         except BaseException as error:
             # A handler may also cancel itself or exit: here that is an error like any other.
             return timed_out(work.batch.timeout) if scope.expired() else raised(error)

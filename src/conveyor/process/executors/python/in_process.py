@@ -70,7 +70,7 @@ class InProcessHandlers:
         scope = asyncio.timeout(timeout)
         try:
             async with scope:
-                result = returned(await argued(handler, ref, contexts.make(ref)))
+                result = returned(await argued(handler, ref, contexts.make(ref)), ref)
         except asyncio.CancelledError:
             # Either the worker stops, or the handler cancelled itself and has failed.
             if (current := asyncio.current_task()) is not None and current.cancelling():

@@ -10,6 +10,8 @@ process, and returns its result as JSON, or its error.
 | process_failed | no process could be started |
 | worker_lost | the task killed every process that ran it; it is dead-lettered |
 
+`extract` calls the function of a job that fetches, with pages in place of inputs; extraction.py makes errors of it.
+
 Handlers run in child processes (children.py), so that a handler that crashes, blocks, leaks or holds the interpreter
 cannot keep the worker from renewing its leases. When a child dies, the call that it ran is repeated alone, in a process
 of its own, and the other calls of its batch go to another child. A call that loses CONVEYOR_MAX_LOST_STARTS processes
@@ -32,7 +34,15 @@ from conveyor.handlers import Handler, Handlers
 from conveyor.model import Job, JobId, Outcome, RunId, TaskRef
 from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.python.children import BatchOutcome, Child, NoCapacity, NotStarted
-from conveyor.process.executors.python.handler_calls import CallResult, Setup, failed, missing, outcome_of, timed_out
+from conveyor.process.executors.python.handler_calls import (
+    CallResult,
+    PageCall,
+    Setup,
+    failed,
+    missing,
+    outcome_of,
+    timed_out,
+)
 from conveyor.process.executors.python.in_process import InProcessHandlers
 from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import ProgressBook, Superseded, Track
@@ -50,6 +60,8 @@ MAX_FIRST_GRAIN = 64
 MAX_JOBS = 1024
 # Batches of async handlers at once.
 _ASYNC_BATCHES = 1024
+# Bytes of pages in one batch, unless it has one page alone.
+_BATCH_BYTES = 4 * 1024 * 1024
 _MAX_FAILED_STARTS = 3
 # How many children may die with a batch before any of its calls runs.
 _MAX_DEATHS = 10
@@ -84,7 +96,7 @@ class PythonExecutor(LocalExecutor):
         self._async = asyncio.Semaphore(_ASYNC_BATCHES)
 
     def grain(self, job: Job) -> int:
-        return self._grains.get(job.job_id) or self._handler_grains.get(job.options.handler or "") or 1
+        return self._grains.get(job.job_id) or self._handler_grains.get(_name_of(job)) or 1
 
     def target(self, ref: TaskRef) -> str | None:
         return None
@@ -96,6 +108,15 @@ class PythonExecutor(LocalExecutor):
         if len(refs) == 1 and handler.wants_context:
             return [await self._attempt_reporting(job, handler, refs[0])]
         return [outcome_of(result) for result in await self._results(job, handler, refs, None)]
+
+    async def extract(self, job: Job, calls: Sequence[PageCall]) -> list[CallResult]:
+        """Call the function of the job's `extract` with each page, in batches that are made in parallel. The results
+        are in the order of the calls."""
+        handler = self._handlers.find(job.options.extract)
+        if handler is None:
+            return [missing(job.options.extract, self._handlers.names())] * len(calls)
+        batches = [self._results(job, handler, batch, None) for batch in _page_batches(calls, self.grain(job))]
+        return [result for results in await asyncio.gather(*batches) for result in results]
 
     def lingering(self, run_id: RunId) -> int:
         inside = 0 if self._inside is None else self._inside.lingering(run_id)
@@ -228,7 +249,25 @@ class PythonExecutor(LocalExecutor):
         elif seconds > BATCH_SECONDS:
             grain = max(min(grain, count) // 2, 1)
         self._grains.put(job.job_id, grain)
-        self._handler_grains.put(job.options.handler or "", min(grain, MAX_FIRST_GRAIN))
+        self._handler_grains.put(_name_of(job), min(grain, MAX_FIRST_GRAIN))
+
+
+def _name_of(job: Job) -> str:
+    """The name of the handler that the job calls."""
+    return job.options.handler or job.options.extract or ""
+
+
+def _page_batches(calls: Sequence[PageCall], grain: int) -> list[list[PageCall]]:
+    """The calls in batches of at most `grain` pages, and of few bytes if there is more than one page."""
+    batches: list[list[PageCall]] = []
+    size = _BATCH_BYTES
+    for call in calls:
+        size += 0 if call.page is None else len(call.page.body)
+        if size > _BATCH_BYTES or len(batches[-1]) >= grain:
+            batches.append([])
+            size = 0 if call.page is None else len(call.page.body)
+        batches[-1].append(call)
+    return batches
 
 
 class CapacityWait:

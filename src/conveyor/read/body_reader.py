@@ -1,4 +1,5 @@
-"""Bodies for exports. Gets tasks in the order of the list, reads the bodies of a window of them, and hands on both.
+"""Bodies of many tasks. Gets tasks in the order of the list, reads the bodies of a window of them, and hands on both:
+for exports, for listings of what was extracted, and for those who check bodies or extract from them again.
 
 Neighbours in the list ran at about the same time, so their bodies are close together in a few segments. The reader
 sorts a window's bodies by object and offset, reads near ones together, and some ranges concurrently. Memory holds two
@@ -17,7 +18,7 @@ import structlog
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import BodyDamaged
 from conveyor.jobs.body_coding import check_deflated, inflate, missing_body
-from conveyor.model import Task, TaskError
+from conveyor.model import ResultDetail, Task, TaskError
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import check_body, stream_body
 from conveyor.read.walk import Position, TaskBatch
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 # A longer body is streamed, never held in memory.
 LARGE = 8 * 1024 * 1024
 
+_JSON = "application/json"
 _WINDOW_BYTES = 16 * 1024 * 1024
 _RANGE_BYTES = 4 * 1024 * 1024
 # Reading over a gap is cheaper than another request.
@@ -72,6 +74,40 @@ async def windows(
     async with aclosing(batches), aclosing(prefetch(read())) as stream:
         async for window in stream:
             yield window
+
+
+async def read_all(blobs: Blobs, tasks: Sequence[Task]) -> tuple[list[Body | None], dict[int, BodyDamaged]]:
+    """The bodies of these tasks, checked; None for one that is large or damaged. The damaged ones by their places."""
+    bodies: list[Body | None] = [None] * len(tasks)
+    if not any(task.detail.body is not None for task in tasks):
+        return bodies, {}
+    damaged = await _read_bodies(blobs, tasks, bodies)
+    damaged |= await asyncio.to_thread(_check_all, tasks, bodies, False)
+    for place in damaged:
+        bodies[place] = None
+    return bodies, damaged
+
+
+async def read_extracted(blobs: Blobs, tasks: Sequence[Task], limit: int = LARGE) -> list[Body | None]:
+    """What was extracted for each of these tasks, as JSON; None for nothing, and for more bytes than `limit`. Damage is
+    logged: one result that cannot be read must not hide the others."""
+    found = [task.detail.extracted for task in tasks]
+    if all(ref is None or ref.inline is not None for ref in found):
+        return [None if ref is None else ref.inline for ref in found]
+    bodies: list[Body | None] = []
+    for window in _split([as_extracted(task, limit) for task in tasks]):
+        some, damaged = await read_all(blobs, window)
+        for place, error in damaged.items():
+            log.warning("an extracted result is damaged", task=window[place].task_id, error=error.message)
+        bodies += some
+    return bodies
+
+
+def as_extracted(task: Task, limit: int | None = None) -> Task:
+    """The task with what was extracted, if it has at most so many bytes, in the place of its body."""
+    ref = task.detail.extracted
+    fits = ref is None or limit is None or ref.length <= limit
+    return msgspec.structs.replace(task, detail=ResultDetail(content_type=_JSON, body=ref if fits else None))
 
 
 def is_damaged(task: Task) -> bool:
