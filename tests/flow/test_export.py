@@ -159,6 +159,9 @@ async def test_every_task_has_its_line_and_every_body_its_file(system: System, l
         "content_type": "text/html",
         "error": None,
         "final_url": "https://example.com/final/2",
+        "id": None,
+        "tag": None,
+        "data": None,
     }
     nothing = {"file": None, "size": None, "sha256": None, "content_type": None, "final_url": None}
     assert lines[3]["error"] == {"code": "http_status", "message": "The target answered 500."}

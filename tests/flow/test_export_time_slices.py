@@ -72,7 +72,8 @@ async def slow_system(by_index: bool = True) -> AsyncIterator[System]:
 
 def progress_of(export: ExportRecord) -> tuple[Any, ...]:
     making = export.making
-    return len(export.parts), making.sorting, making.position, making.size, making.step
+    scan = export.scan, export.columns
+    return len(export.parts), making.sorting, scan, making.position, making.size, making.step
 
 
 async def in_time_slices(system: System, export_id: str, seconds: float, one_process: bool) -> int:

@@ -26,7 +26,7 @@ from conveyor.export import exporter, exports, sorting, staged_file, writer
 from conveyor.export.exports import Exports, ExportState, export_json
 from conveyor.export.request import ExportSpec
 from conveyor.lists.decoders import zstd
-from conveyor.model import BodyRef, Lineage, OutboxEvent, Run, RunId, RunKey, TaskSeed, task_id
+from conveyor.model import BodyRef, InputJson, Job, Lineage, OutboxEvent, Run, RunId, RunKey, TaskSeed, task_id
 from conveyor.read import body_reader as reading
 from conveyor.read import walk
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
@@ -174,7 +174,7 @@ async def test_csv(system: System, compression: str) -> None:
     assert [int(row["index"]) for row in rows] == list(range(600))
     assert list(rows[0]) == [
         "index", "task_id", "input", "status", "http_status", "attempts", "size", "sha256", "content_type",
-        "error_code", "error_message", "final_url", "elapsed", "finished_at",
+        "error_code", "error_message", "final_url", "elapsed", "finished_at", "url", "id", "tag",
     ]  # fmt: skip
     assert rows[9]["error_code"] == "http_503"
     assert json.loads(rows[9]["input"])["url"] == url_of(9)
@@ -199,6 +199,95 @@ async def test_parquet(system: System, compression: str, bodies: str) -> None:
         if bodies == "binary":
             assert row["body"] == (body_of(index) if has_body(index) else None)
             assert row["body_omitted"] is False
+
+
+async def listed_job(system: System, total: int) -> Job:
+    """A job of a list with columns of its own, of which one appears late."""
+    job = new_job(system, total)
+    event = OutboxEvent(
+        system.clock.new_id("evt"), ACME, job.job_id, job.run.run_id, "job.accepted", job.created_at, {}
+    )
+    await system.records.jobs.create_job(job, event, None)
+    rows = [
+        {"url": url_of(index), "id": f"sku-{index % 400}", "data": {"price": index / 2, "Status": "old"}}
+        for index in range(total)
+    ]
+    rows[-1]["data"] = {"late": "yes"}
+    seeds = [TaskSeed(index, InputJson(json.dumps(row))) for index, row in enumerate(rows)]
+    await system.tasks.put(job.key, seeds)
+    body = b"<p>page</p>"
+    refs = [BodyRef("", len(body), sha256(body).hexdigest(), inline=body) for _ in rows]
+    await system.tasks.finish(job.key, [end_of(index, ref, job.created_at) for index, ref in enumerate(refs)])
+    return job
+
+
+@pytest.mark.parametrize("piece_bytes", [4096, 1 << 20])
+async def test_the_lists_own_columns_are_columns(
+    system: System, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(writer, "_CHECKPOINT_SECONDS", 0.0 if piece_bytes == 4096 else 60.0)
+    system = dataclasses.replace(
+        system, settings=msgspec.structs.replace(system.settings, export_piece_bytes=piece_bytes)
+    )
+    job = await listed_job(system, 450)
+    _, [data] = await made(system, job, format="csv")
+    rows = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+    assert list(rows[0])[-6:] == ["url", "id", "tag", "price", "data.Status", "late"]
+    assert [rows[3][name] for name in ("url", "id", "tag", "price", "data.Status", "late")] == [
+        url_of(3), "sku-3", "", "1.5", "old", "",
+    ]  # fmt: skip
+    assert (rows[449]["price"], rows[449]["late"]) == ("", "yes")
+    _, [data] = await made(system, job, format="parquet")
+    table = pq.read_table(io.BytesIO(data))
+    assert {name: str(table.schema.field(name).type) for name in ("price", "late", "id")} == {
+        "price": "double", "late": "string", "id": "string",
+    }  # fmt: skip
+    row = table.to_pylist()[3]
+    assert (row["price"], row["id"], row["headers"]) == (1.5, "sku-3", [{"name": "server", "value": "fleet"}])
+    _, [data] = await made(system, job, format="jsonl")
+    line = json.loads(data.splitlines()[3])
+    assert (line["id"], line["tag"], line["data"]) == ("sku-3", None, {"price": 1.5, "Status": "old"})
+
+
+async def test_bodies_are_named_by_id_or_by_a_template(system: System) -> None:
+    job = await listed_job(system, 450)
+    _, [data] = await made(system, job, format="zip")
+    archive = unzipped(data)
+    files = [line["file"] for line in manifest_of(archive)]
+    assert files[3] == "bodies/sku-3.html"
+    # The ids repeat.
+    assert files[403] == "bodies/sku-3~403.html"
+    assert len(set(files)) == 450
+    assert manifest_of(archive)[3]["data"] == {"price": 1.5, "Status": "old"}
+    export_id, [data] = await made(system, job, format="zip", names="{data.Status}/{index}{ext}")
+    assert manifest_of(unzipped(data))[3]["file"] == "bodies/old/0000003.html"
+    assert (await found(system, export_id)).names == "{data.Status}/{index}{ext}"
+    for wrong in ({"format": "zip", "names": "../{id}"}, {"format": "csv", "names": "{id}"}):
+        with pytest.raises(InvalidField):
+            await asked(system, job, **wrong)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "zip"])
+async def test_an_export_of_the_version_before_is_resumed_as_it_began(system: System, kind: str) -> None:
+    import pyarrow.parquet as pq
+
+    job = await listed_job(system, 50)
+    export_id = await asked(system, job, format=kind)
+    row, export = await Exports(system).find(ACME, export_id)
+    before = msgspec.structs.replace(export, has_labels=False)
+    await system.records.documents.replace_document(msgspec.structs.replace(row, body=msgspec.json.encode(before)))
+    role = new_exporter(system)
+    while await role.tick() == 0.0:
+        pass
+    [data] = await parts_of(system, export_id)
+    if kind == "csv":
+        assert data.splitlines()[0].endswith(b"finished_at")
+    elif kind == "parquet":
+        assert pq.read_table(io.BytesIO(data)).schema.names[-1] == "finished_at"
+    else:
+        assert manifest_of(unzipped(data))[3]["file"] == "bodies/0000003_example.com-3.html"
 
 
 @pytest.mark.parametrize(

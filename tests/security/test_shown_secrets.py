@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from conveyor.engines.tasks import TaskFilter
+from conveyor.export.columns import OwnColumn
 from conveyor.export.lines import csv_row, manifest_line, result_line, result_line_with_body
 from conveyor.jobs.secrets import HIDDEN, shown_input, shown_job, shown_options, shown_url
-from conveyor.model import Job, JobId, Task, TenantId
+from conveyor.model import Job, JobId, JobKind, Task, TenantId
 from conveyor.telemetry.redact import is_secret_name
 from tests.support.api import Api
 
@@ -66,7 +67,13 @@ async def test_headers_of_tasks_are_not_shown(server: Api) -> None:
 async def test_no_form_of_an_export_shows_them(server: Api) -> None:
     _, job = await job_of(server)
     task = await only_task(server, job)
-    for line in (manifest_line(task, None), result_line(task), result_line_with_body(task, None, True), csv_row(task)):
+    for line in (
+        manifest_line(task, None),
+        result_line(task),
+        result_line_with_body(task, None, True),
+        csv_row(task, JobKind.FETCH, []),
+        csv_row(task, JobKind.PYTHON, [OwnColumn("url", "url"), OwnColumn("headers", "data.headers")]),
+    ):
         assert b"seven" in line
         assert b"canary" not in line
 

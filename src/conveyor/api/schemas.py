@@ -405,6 +405,7 @@ class ExportShape(Shape, frozen=True):
     bodies: str
     select: ExportSelectShape
     part_bytes: int | None
+    names: str | None
     run_ids: list[RunId]
     created_at: str
     started_at: str | None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conveyor.cli import EXIT_INTERRUPTED
-from conveyor.cli.shared_options import RUN_HELP, AsJson, Data, JobArgument, Server
+from conveyor.cli.shared_options import RUN_HELP, AsJson, Data, JobArgument, Names, Server
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
@@ -47,6 +47,7 @@ def export(
             "[zip: file, others: none]",
         ),
     ] = None,
+    names: Names = None,
     part_size: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +99,7 @@ def export(
         "format": kind,
         "compression": compression,
         "bodies": bodies,
+        "names": names,
         "part_bytes": None if part_size is None else _bytes(part_size),
         "partial": partial,
         "status": status,

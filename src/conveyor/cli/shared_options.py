@@ -168,6 +168,15 @@ WhenExhausted = Annotated[
         "[fail]",
     ),
 ]
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--names",
+        metavar="TEMPLATE",
+        help="Names of the bodies in a zip, such as {tag}/{id}{ext}. Fields: index, id, tag, host, slug, task_id, ext "
+        "and data.COLUMN. [{id}{ext}, or {index}_{slug}{ext} without an id]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 

@@ -162,6 +162,8 @@ class ExportOptions(Filter, total=False):
     compression: ExportCompression | None
     bodies: ExportBodies | None
     part_bytes: int | None
+    # A template for the names of bodies in a zip, such as "{tag}/{id}{ext}".
+    names: str | None
     # Export the results so far while the job is still running.
     partial: bool
 

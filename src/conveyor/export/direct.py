@@ -1,6 +1,6 @@
-"""Direct export: a zip for a caller who waits for it, without a record (`exports`) or a background role (`exporter`).
-Gets a job, reads its tasks once with their bodies, and yields one archive: every body under a safe name, then
-`manifest.jsonl` with the result of every task, in the order of the user's list.
+"""Direct export: a file for a caller who waits for it, without a record (`exports`) or a background role (`exporter`).
+Gets a job, reads its tasks with their bodies, and yields one archive: every body under a safe name, then
+`manifest.jsonl` with the result of every task, in the order of the user's list; or one file of another format.
 
 A temporary file holds what the end of the archive is made of. Engines that return tasks by id, which is a hash, need
 further files for sorting. Memory holds some pages of tasks and two windows of bodies, whatever the size of the job.
@@ -22,7 +22,11 @@ import msgspec
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
-from conveyor.export.formats import ZipPart
+from conveyor.export.archive_names import ArchiveNames
+from conveyor.export.columns import ColumnScan
+from conveyor.export.formats import Part, ZipPart
+from conveyor.export.part_forms import TAKEN_COLUMNS, PartForm, has_own_columns, new_part
+from conveyor.export.request import ExportBodies
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
 from conveyor.export.zip_writer import LEVEL
@@ -63,17 +67,63 @@ async def export_zip(
     spool_dir: Path | None = None,
     report: Report | None = None,
     runs: Sequence[RunKey] = (),
+    names: str | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The archive of the latest outcome of each task over these runs, oldest first; without them, of the latest run. It
     comes in pieces of up to some megabytes. Missing and damaged bodies are left out, and the manifest lists
-    them. `level` 1 to 3 deflates, 0 stores; `spool_dir` is for temporary files: some hundred bytes per task."""
+    them. `level` 1 to 3 deflates, 0 stores; `spool_dir` is for temporary files: some hundred bytes per task; `names` is
+    a template for names of bodies."""
     modified = datetime.fromtimestamp(job.run.created_at, UTC)
+    part = ZipPart(modified, level, None, ArchiveNames(job.kind, names))
+    async with aclosing(_pieces(tasks, blobs, job, part, True, spool_dir, report, runs)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def export_form(
+    tasks: Tasks,
+    blobs: Blobs,
+    job: Job,
+    form: PartForm,
+    *,
+    spool_dir: Path | None = None,
+    report: Report | None = None,
+    runs: Sequence[RunKey] = (),
+    names: str | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """As `export_zip`, for any format. The columns of a table are collected by a first pass over the tasks."""
+    if has_own_columns(job, form.format):
+        scan = ColumnScan(job.kind)
+        with SortedSpool(spool_dir) as spool:
+            walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
+            async with aclosing(prefetch(walk)) as batches:
+                async for batch in batches:
+                    await asyncio.to_thread(scan.add, batch.tasks)
+        form = msgspec.structs.replace(form, columns=scan.columns(TAKEN_COLUMNS))
+    part = new_part(form, None, ArchiveNames(job.kind, names))
+    with_bodies = form.bodies is not ExportBodies.NONE
+    async with aclosing(_pieces(tasks, blobs, job, part, with_bodies, spool_dir, report, runs)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def _pieces(
+    tasks: Tasks,
+    blobs: Blobs,
+    job: Job,
+    part: Part,
+    with_bodies: bool,
+    spool_dir: Path | None,
+    report: Report | None,
+    runs: Sequence[RunKey],
+) -> AsyncGenerator[bytes, None]:
+    deflated = isinstance(part, ZipPart) and part.copies
     with ExitStack() as stack:
-        part = ZipPart(modified, level, None)
+        stack.callback(part.close)
         work = _DirectExport(part, stack.enter_context(Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
-        async with aclosing(windows(blobs, prefetch(walk), with_bodies=True, deflated=part.copies)) as stream:
+        async with aclosing(windows(blobs, prefetch(walk), with_bodies, deflated)) as stream:
             async for window in stream:
                 async for piece in work.pack(blobs, window):
                     yield piece
@@ -87,18 +137,23 @@ async def export_to_file(
     job: Job,
     path: Path,
     *,
-    level: int = LEVEL,
+    form: PartForm | None = None,
     report: Report | None = None,
     runs: Sequence[RunKey] = (),
+    names: str | None = None,
 ) -> int:
-    """Write the archive to a file; returns its size. It is `<path>.part` until it is complete and on disk; a failure
-    removes that. Temporary files go to the same directory, which needs room for them."""
+    """Write the archive, or the file of another form, to a file; returns its size. It is `<path>.part` until it is
+    complete and on disk; a failure removes that. Temporary files go to the same directory, which needs room for it."""
     part = path.with_name(f"{path.name}.part")
     size = 0
+    made = (
+        export_zip(tasks, blobs, job, spool_dir=path.parent, report=report, runs=runs, names=names)
+        if form is None
+        else export_form(tasks, blobs, job, form, spool_dir=path.parent, report=report, runs=runs, names=names)
+    )
     try:
         with await asyncio.to_thread(part.open, "wb") as file:
-            archive = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report, runs=runs)
-            async with aclosing(archive) as pieces:
+            async with aclosing(made) as pieces:
                 async for piece in pieces:
                     size += await asyncio.to_thread(file.write, piece)
             await asyncio.to_thread(seal, file)
@@ -162,7 +217,7 @@ class Sidecar:
 class _DirectExport:
     """One direct export."""
 
-    def __init__(self, part: ZipPart, sidecar: Sidecar, report: Report | None) -> None:
+    def __init__(self, part: Part, sidecar: Sidecar, report: Report | None) -> None:
         self._part = part
         self._sidecar = sidecar
         self._report = report
@@ -171,25 +226,31 @@ class _DirectExport:
     async def pack(self, blobs: Blobs, window: Window) -> AsyncGenerator[bytes, None]:
         bodies = sum(body is not None for body in window.bodies)
         ref = window.tasks[0].detail.body if window.tasks else None
-        if ref is not None and ref.length > LARGE:
+        part = self._part
+        if ref is not None and ref.length > LARGE and isinstance(part, ZipPart):
             bodies = 1
-            yield self._part.begin_large(window.tasks[0], ref) or b""
+            yield part.begin_large(window.tasks[0], ref) or b""
             damage = None
             try:
                 async for piece in stream_body(blobs, ref):
-                    if packed := await asyncio.to_thread(self._part.feed_large, piece):
+                    if packed := await asyncio.to_thread(part.feed_large, piece):
                         yield packed
                         self._advance(size=len(packed))
             except BodyDamaged as error:
                 damage = damage_of(error)
-            yield self._part.end_large(damage)
+            yield part.end_large(damage)
         elif packed := await asyncio.to_thread(self._pack, window):
             yield packed
             self._advance(size=len(packed))
         self._advance(window.read, bodies)
 
     async def end(self) -> AsyncGenerator[bytes, None]:
-        self._sidecar.add(self._part.flush().sidecar)
+        flushed = await asyncio.to_thread(self._part.flush)
+        if flushed.data:
+            yield flushed.data
+            self._advance(size=len(flushed.data))
+        if flushed.sidecar:
+            self._sidecar.add(flushed.sidecar)
         for needed, make in self._part.end(len(self._sidecar)):
             if data := make(await asyncio.to_thread(self._sidecar.get, needed)):
                 yield data
@@ -197,7 +258,8 @@ class _DirectExport:
 
     def _pack(self, window: Window) -> bytes:
         packed = self._part.pack(window.tasks, window.bodies)
-        if self._part.buffered > _BUFFER_BYTES:
+        # The groups of a table are as large as the part makes them; a zip keeps its directory in memory.
+        if isinstance(self._part, ZipPart) and self._part.buffered > _BUFFER_BYTES:
             self._sidecar.add(self._part.flush().sidecar)
         return packed.data
 

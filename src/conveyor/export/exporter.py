@@ -5,6 +5,7 @@ longest, works at it for one time slice (`writer`), and takes the next, so that 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -15,9 +16,11 @@ from conveyor.engines.coordinator import Coordinator, Lease, export_lease
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks, is_reachable
 from conveyor.errors import BadInput, ConveyorError
+from conveyor.export.archive_names import NameRegister
 from conveyor.export.exports import ExportRecord, ExportState, export_of
 from conveyor.export.staged_file import Digest
-from conveyor.export.writer import ExportPaused, ExportSuperseded, ExportWriter, TimeSlice, export_event
+from conveyor.export.time_slice import ExportPaused, ExportSuperseded, TimeSlice
+from conveyor.export.writer import ExportWriter, export_event
 from conveyor.faults import crashpoint
 from conveyor.model import EXPORT, Job, TaskError
 from conveyor.telemetry.redact import redact
@@ -35,6 +38,15 @@ _FIRST_BACKOFF = 2.0
 # Processes in a row that may die at an export without progress.
 _MAX_LOST = 10
 _UNFINISHED = frozenset({ExportState.QUEUED, ExportState.RUNNING})
+
+
+class _LastExport(NamedTuple):
+    """The export of a time slice: its id, the version of its row, the hash of its file so far, and its names."""
+
+    id: str
+    version: int
+    digest: Digest
+    names: NameRegister
 
 
 class Exporter:
@@ -59,8 +71,8 @@ class Exporter:
         self._coordinator = coordinator
         self._clock = clock
         self._piece_bytes = piece_bytes
-        # The export of the last time slice: its id, the version of its row, and the hash of its file so far.
-        self._digest: tuple[str, int, Digest] | None = None
+        # The export of the last time slice.
+        self._last: _LastExport | None = None
 
     async def tick(self) -> float:
         for row in await self._records.documents.due_documents(EXPORT, self._clock.now(), _CANDIDATES):
@@ -130,9 +142,9 @@ class Exporter:
         return True
 
     def _writer(self, job: Job, row: Document, export: ExportRecord, time_slice: TimeSlice) -> ExportWriter:
-        known = self._digest
-        digest = known[2] if known is not None and known[:2] == (row.id, row.version - 1) else None
-        self._digest = None
+        known, self._last = self._last, None
+        if known is not None and (known.id, known.version) != (row.id, row.version - 1):
+            known = None
         return ExportWriter(
             self._records,
             self._tasks,
@@ -143,7 +155,8 @@ class Exporter:
             export,
             piece_bytes=self._piece_bytes,
             time_slice=time_slice,
-            digest=digest,
+            digest=known.digest if known is not None and export.making.pieces else None,
+            names=None if known is None else known.names,
         )
 
     async def _claim(self, row: Document, export: ExportRecord) -> tuple[Document, ExportRecord] | None:
@@ -165,8 +178,8 @@ class Exporter:
         """Release the claim, behind all exports that wait."""
         export = msgspec.structs.replace(export_of(writer.row), is_claimed=False)
         row = await self._records.documents.replace_document(_with(writer.row, export, self._clock.now()))
-        if row is not None and export.making.pieces:
-            self._digest = (row.id, row.version, writer.digest)
+        if row is not None:
+            self._last = _LastExport(row.id, row.version, writer.digest, writer.names)
 
     async def _handle_failure(
         self, job: Job, row: Document, export: ExportRecord, error: Exception, is_permanent: bool

@@ -19,6 +19,7 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import BadCursor, BodyDamaged, Conflict, EngineFailed, LimitReached, NotFound
+from conveyor.export.columns import OwnColumn
 from conveyor.export.request import (
     STATUSES,
     ExportBodies,
@@ -30,6 +31,7 @@ from conveyor.export.request import (
     checked_compression,
     checked_part_bytes,
     checked_select,
+    checked_template,
     ending_of,
     media_type_of,
 )
@@ -89,6 +91,13 @@ class PartInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     last: bool = False
 
 
+class ColumnsInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The checkpoint of the first pass over the tasks, which collects the list's own columns."""
+
+    position: Position = Position()
+    types: dict[str, str] = {}
+
+
 class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of the row, as JSON."""
 
@@ -120,6 +129,13 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     lost: int = 0
     # Failures in a row.
     tries: int = 0
+    # The template for names of bodies.
+    names: str | None = None
+    # Whether it has the list's own columns and names by id; exports of earlier versions do not.
+    has_labels: bool = msgspec.field(default=False, name="labels")
+    # The list's own columns, once they are known; and how far they are collected.
+    columns: Sequence[OwnColumn] | None = None
+    scan: ColumnsInProgress = ColumnsInProgress()
 
     @property
     def where(self) -> TaskFilter:
@@ -234,6 +250,8 @@ class Exports:
             total=sum(run.total for run in runs),
             created_at=self._system.clock.now(),
             part_bytes=checked_part_bytes(spec),
+            names=checked_template(spec),
+            has_labels=True,
         )
 
     async def _runs(self, job: Job, select: ExportSelect) -> list[Run]:
@@ -259,6 +277,7 @@ async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: fl
         "bodies": export.bodies,
         "select": msgspec.structs.asdict(export.select),
         "part_bytes": export.part_bytes,
+        "names": export.names,
         "run_ids": export.runs,
         "created_at": iso_text(export.created_at),
         "started_at": iso_time(export.started_at),

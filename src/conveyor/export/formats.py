@@ -15,11 +15,11 @@ import msgspec
 from isal import isal_zlib
 
 from conveyor.export import zip_writer as archive
+from conveyor.export.archive_names import ArchiveNames
 from conveyor.export.lines import damaged_line, manifest_line
 from conveyor.export.zip_writer import Deflate, EntryState, ZipEntry, ZipState, ZipWriter, deflated_bound
 from conveyor.jobs.body_coding import GZIP_HEADER, GZIP_TRAILER_BYTES, gzip_trailer
 from conveyor.model import BodyRef, Compression, Task, TaskError
-from conveyor.read.body_names import body_name
 from conveyor.read.body_reader import Body
 
 if sys.version_info >= (3, 14):
@@ -110,12 +110,20 @@ class ZipPart:
     """Each body as an entry, then manifest.jsonl. A sidecar holds records of the central directory, and deflated lines
     of the manifest."""
 
-    def __init__(self, modified: datetime, level: int, limit: int | None, stored: msgspec.Raw | None = None) -> None:
+    def __init__(
+        self,
+        modified: datetime,
+        level: int,
+        limit: int | None,
+        names: ArchiveNames,
+        stored: msgspec.Raw | None = None,
+    ) -> None:
         state = msgspec.json.decode(stored, type=_ZipPartState) if stored else _ZipPartState(ZipState())
         self._archive = ZipWriter(modified=modified, level=level, state=state.archive)
         # Whether bodies that are stored deflated are to come so.
         self.copies = level > 0
         self._limit = limit
+        self._names = names
         self._lines: list[bytes] = []
         self._line_bytes = 0
         self._buffered = 0
@@ -134,7 +142,7 @@ class ZipPart:
         emitted: list[Body] = []
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
             ref = task.detail.body
-            name = None if body is None else body_name(task)
+            name = None if body is None else self._names.name(task)
             line = manifest_line(task, name)
             if self._limit is not None and not self._fits(name, len(body or b""), line):
                 return PackedTasks(b"".join(emitted), position)
@@ -150,7 +158,7 @@ class ZipPart:
 
     def begin_large(self, task: Task, ref: BodyRef) -> bytes | None:
         """Begin an entry for a body in pieces. None: the part is full."""
-        name = body_name(task)
+        name = self._names.name(task)
         line = manifest_line(task, name)
         if not self._fits(name, deflated_bound(ref.length), line):
             return None

@@ -22,6 +22,7 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
+from conveyor.export.archive_names import ArchiveNames
 from conveyor.export.direct import ExportProgress, Report, publish, seal
 from conveyor.export.formats import ManifestLines, ZipPart
 from conveyor.export.zip_writer import LEVEL
@@ -54,7 +55,7 @@ class _BatchLines(NamedTuple):
 
 @asynccontextmanager
 async def growing_archive(
-    tasks: Tasks, blobs: Blobs, clock: Clock, job: Job, path: Path
+    tasks: Tasks, blobs: Blobs, clock: Clock, job: Job, path: Path, names: str | None = None
 ) -> AsyncIterator["GrowingArchive | None"]:
     """An archive that grows while the block runs, until it is finished; an unfinished one is removed. None for an
     engine that does not store tasks in the order of the list."""
@@ -62,7 +63,7 @@ async def growing_archive(
     if engine is None:
         yield None
         return
-    archive = GrowingArchive(engine, tasks, blobs, clock, job, path)
+    archive = GrowingArchive(engine, tasks, blobs, clock, job, path, names)
     following = asyncio.create_task(archive.follow())
     try:
         yield archive
@@ -75,7 +76,16 @@ async def growing_archive(
 class GrowingArchive:
     """One archive. `follow` packs what is finished, `finish` the rest."""
 
-    def __init__(self, engine: ReadsByIndex, tasks: Tasks, blobs: Blobs, clock: Clock, job: Job, path: Path) -> None:
+    def __init__(
+        self,
+        engine: ReadsByIndex,
+        tasks: Tasks,
+        blobs: Blobs,
+        clock: Clock,
+        job: Job,
+        path: Path,
+        names: str | None = None,
+    ) -> None:
         self._engine = engine
         self._tasks = tasks
         self._blobs = blobs
@@ -83,7 +93,9 @@ class GrowingArchive:
         self._job = job
         self._path = path
         self._part_path = path.with_name(f"{path.name}.part")
-        self._part = ZipPart(datetime.fromtimestamp(job.run.created_at, UTC), LEVEL, None)
+        self._part = ZipPart(
+            datetime.fromtimestamp(job.run.created_at, UTC), LEVEL, None, ArchiveNames(job.kind, names)
+        )
         self._file: IO[bytes] | None = None
         self._line_file: IO[bytes] = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115  (see discard)
         self._directory: IO[bytes] = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115  (see discard)

@@ -5,13 +5,16 @@ of csv.
 import base64
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from conveyor.export.columns import OwnColumn
 from conveyor.jobs.secrets import shown_input
-from conveyor.model import Task, TaskError, TaskId
+from conveyor.model import JobKind, Task, TaskError, TaskId
 from conveyor.read.results import error_json, iso_time
+from conveyor.read.task_labels import NO_LABELS, TaskLabels, labels_of
 
 CSV_COLUMNS = (
     "index",
@@ -29,6 +32,8 @@ CSV_COLUMNS = (
     "elapsed",
     "finished_at",
 )
+# After these, before the list's own columns. Files of earlier versions end before them.
+LABEL_COLUMNS = ("url", "id", "tag")
 # A spreadsheet takes a cell that starts with one of these for a formula. Some cells come from strangers.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -48,6 +53,10 @@ class ManifestLine(msgspec.Struct, frozen=True):
     content_type: str | None
     error: TaskError | None
     final_url: str | None
+    # Of the list; lines that an earlier version began have none.
+    id: str | None = None
+    tag: str | None = None
+    data: Any = None
 
 
 class ResultLine(msgspec.Struct, frozen=True):
@@ -67,6 +76,9 @@ class ResultLine(msgspec.Struct, frozen=True):
     headers: list[tuple[str, str]] | None
     elapsed: float | None
     finished_at: str | None
+    id: str | None
+    tag: str | None
+    data: Any
 
 
 class ResultLineWithBody(ResultLine, frozen=True):
@@ -96,6 +108,9 @@ _Fields = tuple[
     list[tuple[str, str]] | None,
     float | None,
     str | None,
+    str | None,
+    str | None,
+    Any,
 ]
 
 
@@ -117,6 +132,7 @@ def manifest_line(task: Task, name: str | None) -> bytes:
             detail.content_type,
             detail.error if task.error_code is None else error_json(task),
             detail.final_url,
+            *_labels(task),
         )
     )
 
@@ -138,12 +154,14 @@ def result_line_with_body(task: Task, body: bytes | memoryview | None, as_text: 
     return _one_line(ResultLineWithBody(*_result(task), text, encoded, omitted))
 
 
-def csv_header() -> bytes:
-    """The names of the columns."""
-    return _csv(CSV_COLUMNS)
+def csv_header(own: Sequence[OwnColumn] | None) -> bytes:
+    """The names of the columns. None: the file was begun by a version without columns of the list."""
+    if own is None:
+        return _csv(CSV_COLUMNS)
+    return _csv((*CSV_COLUMNS, *LABEL_COLUMNS, *(_cell(column.title) for column in own)))
 
 
-def csv_row(task: Task) -> bytes:
+def csv_row(task: Task, kind: JobKind, own: Sequence[OwnColumn] | None) -> bytes:
     """The task's row, without its body."""
     detail, body, error = task.detail, task.detail.body, error_json(task)
     return _csv(
@@ -162,8 +180,25 @@ def csv_row(task: Task) -> bytes:
             _cell(detail.final_url),
             elapsed(task),
             iso_time(task.finished_at),
+            *(() if own is None else _own_cells(labels_of(shown_input(task.input), kind), own)),
         )
     )
+
+
+def _own_cells(labels: TaskLabels, own: Sequence[OwnColumn]) -> list[Any]:
+    cells = [labels.url, labels.id, labels.tag, *(column.value(labels) for column in own)]
+    return [_cell(cell) if isinstance(cell, str) else _json_flag(cell) for cell in cells]
+
+
+def _json_flag(cell: Any) -> Any:
+    return cell if not isinstance(cell, bool) else "true" if cell else "false"
+
+
+def _labels(task: Task) -> tuple[str | None, str | None, Any]:
+    """`id`, `tag` and `data` of the input."""
+    # Nearly every input is a URL alone.
+    labels = labels_of(task.input, JobKind.FETCH) if bytes(task.input)[:1] == b"{" else NO_LABELS
+    return labels.id, labels.tag, labels.data or None
 
 
 def _result(task: Task) -> _Fields:
@@ -183,6 +218,7 @@ def _result(task: Task) -> _Fields:
         detail.headers,
         elapsed(task),
         iso_time(task.finished_at),
+        *_labels(task),
     )
 
 

@@ -16,12 +16,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conveyor.export.columns import FLAG, NUMBER, TEXT, WHOLE, OwnColumn
 from conveyor.export.formats import FlushedPart, PackedTasks, Step
 from conveyor.export.lines import csv_input, elapsed
 from conveyor.jobs.secrets import shown_input
-from conveyor.model import Compression, Task
+from conveyor.model import Compression, JobKind, Task
 from conveyor.read.body_reader import Body
 from conveyor.read.results import error_json
+from conveyor.read.task_labels import labels_of
 
 _SCHEMA = pa.schema(
     [
@@ -41,6 +43,13 @@ _SCHEMA = pa.schema(
         ("finished_at", pa.timestamp("ms", tz="UTC")),
     ]
 )
+_LABELS = [
+    ("headers", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())]))),
+    ("url", pa.string()),
+    ("id", pa.string()),
+    ("tag", pa.string()),
+]
+_TYPES = {TEXT: pa.string(), WHOLE: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_()}
 _BODY = [pa.field("body", pa.binary()), pa.field("body_omitted", pa.bool_(), nullable=False)]
 _CODECS = {Compression.NONE: "none", Compression.GZIP: "gzip", Compression.ZSTD: "zstd"}
 
@@ -50,6 +59,7 @@ _GROUP_ROWS = 20_000
 # Upper bounds: memory of a row besides its texts, and bytes of a group in the footer.
 _ROW_BYTES = 200
 _GROUP_END_BYTES = 8 * 1024
+_COLUMN_END_BYTES = 1024
 
 
 class _ParquetPartState(msgspec.Struct, frozen=True):
@@ -69,12 +79,23 @@ class ParquetPart:
     """Rows in columns, with their bodies as bytes if `with_bodies`."""
 
     def __init__(
-        self, compression: Compression, limit: int | None, with_bodies: bool, stored: msgspec.Raw | None = None
+        self,
+        compression: Compression,
+        limit: int | None,
+        with_bodies: bool,
+        kind: JobKind,
+        own: Sequence[OwnColumn] | None,
+        stored: msgspec.Raw | None = None,
     ) -> None:
+        """`own` are the list's own columns; None: the file was begun by a version without labels."""
         state = msgspec.json.decode(stored, type=_ParquetPartState) if stored else _ParquetPartState(0, 0, 0)
         self._limit = limit
         self._with_bodies = with_bodies
-        self._schema = pa.schema([*_SCHEMA, *_BODY]) if with_bodies else _SCHEMA
+        self._kind = kind
+        self._own = own
+        labels = [] if own is None else [*_LABELS, *((column.title, _TYPES[column.type]) for column in own)]
+        self._schema = pa.schema([*_SCHEMA, *labels, *(_BODY if with_bodies else [])])
+        self._group_end = _GROUP_END_BYTES + _COLUMN_END_BYTES * len(labels)
         self._codec = _CODECS[compression]
         self._rows: list[tuple[Any, ...]] = []
         self._footers: list[bytes] = []
@@ -114,7 +135,7 @@ class ParquetPart:
     def _fits(self, size: int, emitted: list[bytes]) -> bool:
         if self._limit is None or self.tasks == 0:
             return True
-        room = self._limit - _GROUP_END_BYTES * (self._groups + 2)
+        room = self._limit - self._group_end * (self._groups + 2)
         if self._sent + self.buffered + size <= room:
             return True
         emitted.append(self._write())
@@ -138,10 +159,22 @@ class ParquetPart:
             None if task.finished_at is None else round(task.finished_at * 1000),
         )
         size = _ROW_BYTES + 4 * (len(text_input) + sum(len(text or "") for text in texts))
+        if self._own is not None:
+            labels, more = self._labels(task, self._own)
+            row, size = (*row, *labels), size + more
         if not self._with_bodies:
             return row, size
         included = None if body is None or ref is None else bytes(body)
         return (*row, included, included is None and ref is not None), size + len(included or b"")
+
+    def _labels(self, task: Task, own: Sequence[OwnColumn]) -> tuple[tuple[Any, ...], int]:
+        """The response's headers, and what is the user's own; and how much memory they take."""
+        headers = task.detail.headers
+        labels = labels_of(shown_input(task.input), self._kind)
+        values = (labels.url, labels.id, labels.tag, *(column.value(labels) for column in own))
+        size = sum(len(value) if isinstance(value, str) else 8 for value in values if value is not None)
+        pairs = None if headers is None else [{"name": name, "value": value} for name, value in headers]
+        return (pairs, *values), 4 * (size + sum(len(name) + len(value) for name, value in headers or ()))
 
     def _write(self) -> bytes:
         """The buffered rows as the next group."""
@@ -182,4 +215,5 @@ class ParquetPart:
             return file.getvalue()[len(_MAGIC) :]
 
     def _writer(self, sink: Any) -> pq.ParquetWriter:
-        return pq.ParquetWriter(sink, self._schema, compression=self._codec)
+        # Without statistics of the list's own columns, whose footers would have no bound.
+        return pq.ParquetWriter(sink, self._schema, compression=self._codec, write_statistics=_SCHEMA.names)

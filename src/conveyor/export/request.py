@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import FormatUnavailable, InvalidField
+from conveyor.export.archive_names import checked_names
 from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.states import TaskStatus
 
@@ -86,6 +87,8 @@ FORMS = {
         whole=True,
     ),
 }
+# Formats that name all columns before the first row.
+TABLES = frozenset({ExportFormat.CSV, ExportFormat.PARQUET})
 _OUTER = {ExportCompression.GZIP: (".gz", "application/gzip"), ExportCompression.ZSTD: (".zst", "application/zstd")}
 
 
@@ -107,7 +110,7 @@ class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The request. `part_bytes` splits the export into files of at most that many bytes; `partial` exports the current
-    results of an unfinished job."""
+    results of an unfinished job. `names` is a template for the names of bodies in a zip."""
 
     format: ExportFormat = ExportFormat.ZIP
     compression: ExportCompression | None = None
@@ -115,6 +118,7 @@ class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     select: ExportSelect = ExportSelect()
     part_bytes: int | None = None
     partial: bool = False
+    names: str | None = None
 
 
 def ending_of(kind: ExportFormat, compression: ExportCompression) -> str:
@@ -146,6 +150,13 @@ def checked_compression(spec: ExportSpec) -> ExportCompression:
 def checked_bodies(spec: ExportSpec) -> ExportBodies:
     """The requested form of bodies, or the default of the format. Raises InvalidField."""
     return _one_of("bodies", spec.format, spec.bodies, FORMS[spec.format].bodies)
+
+
+def checked_template(spec: ExportSpec) -> str | None:
+    """The template for names of bodies, validated. Raises InvalidField."""
+    if spec.names is not None and spec.format is not ExportFormat.ZIP:
+        raise InvalidField("`names` is for the format `zip`, which has a file for each body.", field="names")
+    return checked_names(spec.names)
 
 
 def checked_select(select: ExportSelect) -> ExportSelect:

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,15 +19,24 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BadInput, BodyDamaged
-from conveyor.export import zip_writer as archive
-from conveyor.export.exports import MAX_PARTS, ExportRecord, ExportState, PartInProgress, part_name
-from conveyor.export.formats import LinesPart, PackedTasks, Part, ZipPart
-from conveyor.export.lines import csv_header, csv_row, result_line, result_line_with_body
-from conveyor.export.request import ExportBodies, ExportCompression, ExportFormat, load_parquet
+from conveyor.export.archive_names import ArchiveNames, EarlierNames, NameRegister
+from conveyor.export.columns import ColumnScan
+from conveyor.export.exports import (
+    MAX_PARTS,
+    ColumnsInProgress,
+    ExportRecord,
+    ExportState,
+    PartInProgress,
+    part_name,
+)
+from conveyor.export.formats import PackedTasks, Part, ZipPart
+from conveyor.export.part_forms import TAKEN_COLUMNS, PartForm, has_own_columns, new_part
+from conveyor.export.request import ExportBodies
 from conveyor.export.sorting import merge_lists, sort_some, sorted_streams
 from conveyor.export.staged_file import Digest, StagedFile
+from conveyor.export.time_slice import ExportPaused, ExportSuperseded, TimeSlice
 from conveyor.faults import crashpoint
-from conveyor.model import BodyRef, Compression, Job, OutboxEvent, Task, export_prefix
+from conveyor.model import BodyRef, Job, OutboxEvent, Task, export_prefix
 from conveyor.read.body_reader import LARGE, Body, Window, damage_of, is_damaged, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
@@ -38,38 +46,6 @@ T = TypeVar("T")
 
 # The longest time between two checkpoints while the writer works, in seconds: users see progress by them.
 _CHECKPOINT_SECONDS = 2.0
-
-
-class ExportSuperseded(Exception):
-    """Another process has claimed the row, or the row is gone. This process has to stop."""
-
-
-class ExportPaused(Exception):
-    """The time slice is over or interrupted. The checkpoint is durable."""
-
-
-class TimeSlice:
-    """How long a process works at an export before it takes the next one. Getting back to the checkpoint does not
-    count, so that every time slice makes progress, however long that takes."""
-
-    def __init__(self, clock: Clock, seconds: float, interrupted: Callable[[], bool]) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._interrupted = interrupted
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the clock, or start it again."""
-        self._until = self._clock.monotonic() + self._seconds
-
-    @property
-    def is_over(self) -> bool:
-        return self._interrupted() or self._clock.monotonic() >= self._until
-
-    def check_interrupted(self) -> None:
-        """For steps that change nothing. Raises ExportPaused."""
-        if self._interrupted():
-            raise ExportPaused
 
 
 class ExportWriter:
@@ -88,8 +64,10 @@ class ExportWriter:
         piece_bytes: int,
         time_slice: TimeSlice,
         digest: Digest | None = None,
+        names: NameRegister | None = None,
     ) -> None:
-        """The writer checks `time_slice` between steps. `digest` is that of the file so far, if this process has it."""
+        """The writer checks `time_slice` between steps. `digest` is that of the file so far, and `names` has the names
+        of all files so far, if this process has them."""
         self._records = records
         self._tasks = tasks
         self._blobs = blobs
@@ -107,12 +85,25 @@ class ExportWriter:
         self._saved_at = clock.monotonic()
         self._saving: asyncio.Task[None] | None = None
         self._file = self._new_file(making, digest)
-        self._part = self._new_part(making)
+        register = names or NameRegister(is_new=not export.parts and making.position.after < 0)
+        kind_of_names = ArchiveNames if export.has_labels else EarlierNames
+        self._names = kind_of_names(job.kind, export.names, register)
+        self._begun: Part | None = None
 
     @property
     def digest(self) -> Digest:
         """The digest of the file so far. It belongs to the row once the checkpoint is durable."""
         return self._file.digest
+
+    @property
+    def names(self) -> NameRegister:
+        """The names that the archive has so far."""
+        return self._names.register
+
+    @property
+    def _part(self) -> Part:
+        assert self._begun is not None
+        return self._begun
 
     async def run(self) -> None:
         """Write to the end. Raises ExportPaused and ExportSuperseded."""
@@ -120,6 +111,8 @@ class ExportWriter:
             await self._file.open()
             self._time_slice.begin()
             await self._sort()
+            await self._find_columns()
+            self._begun = self._new_part(self.export.making)
             if self._step is not None:
                 await self._end_part()
             if isinstance(self._part, ZipPart) and self._part.large is not None:
@@ -127,7 +120,8 @@ class ExportWriter:
             if self.export.state is not ExportState.READY:
                 await self._write_tasks()
         finally:
-            self._part.close()
+            if self._begun is not None:
+                self._begun.close()
             if self._saving is not None:
                 # The next reader of the row must find the last one. The next attempt meets whatever failed here.
                 await asyncio.gather(self._saving, return_exceptions=True)
@@ -135,7 +129,9 @@ class ExportWriter:
     async def _write_tasks(self) -> None:
         with_bodies = self.export.bodies is not ExportBodies.NONE
         deflated = isinstance(self._part, ZipPart) and self._part.copies
-        async with aclosing(windows(self._blobs, prefetch(self._walk()), with_bodies, deflated)) as stream:
+        async with aclosing(
+            windows(self._blobs, prefetch(self._walk(self._position)), with_bodies, deflated)
+        ) as stream:
             async for window in stream:
                 await self._add_window(window)
                 self._position = window.position
@@ -167,15 +163,33 @@ class ExportWriter:
                 await self._write_row()
                 await self._pause_if_due()
 
-    def _walk(self) -> AsyncGenerator[TaskBatch, None]:
-        after = self._position.after
+    async def _find_columns(self) -> None:
+        """Collect the list's own columns, in a pass over the tasks of its own."""
+        export = self.export
+        if not export.has_labels or export.columns is not None:
+            return
+        scan = ColumnScan(self._job.kind, export.scan.types)
+        if has_own_columns(self._job, export.format):
+            async with aclosing(prefetch(self._walk(export.scan.position))) as batches:
+                async for batch in batches:
+                    await asyncio.to_thread(scan.add, batch.tasks)
+                    if self._is_late or self._time_slice.is_over:
+                        progress = ColumnsInProgress(Position(batch.last, batch.position.offsets), scan.types)
+                        self.export = msgspec.structs.replace(self.export, scan=progress)
+                        await self._write_row()
+                        await self._pause_if_due()
+        columns = scan.columns(TAKEN_COLUMNS)
+        self.export = msgspec.structs.replace(self.export, columns=columns, scan=ColumnsInProgress())
+
+    def _walk(self, position: Position) -> AsyncGenerator[TaskBatch, None]:
+        after = position.after
         runs = self.export.run_keys(self._job)
         streams: list[TaskStream] = []
         engine = by_index(self._tasks, self._job.key)
         if engine is not None:
             streams += [RunStream(engine, run, self._engine_filter, after) for run in runs]
         else:
-            streams += sorted_streams(self._blobs, self._sorting, self._position, self._sort_key)
+            streams += sorted_streams(self._blobs, self._sorting, position, self._sort_key)
         return merged(streams, after, self.export.where if len(runs) > 1 else None)
 
     @property
@@ -193,18 +207,11 @@ class ExportWriter:
         return StagedFile(self._blobs, self._prefix, len(self.export.parts) + 1, self.export.attempt, making, digest)
 
     def _new_part(self, making: PartInProgress) -> Part:
-        export, limit = self.export, self.export.part_bytes
+        export = self.export
         stored = making.part_state if making.part_state != msgspec.Raw(b"null") else None
-        if export.format is ExportFormat.ZIP:
-            level = archive.LEVEL if export.compression is ExportCompression.DEFLATE else 0
-            return ZipPart(datetime.fromtimestamp(export.created_at, UTC), level, limit, stored)
-        compression = Compression(export.compression.value)
-        if export.format is ExportFormat.PARQUET:
-            part: Part = load_parquet().ParquetPart(compression, limit, export.bodies is ExportBodies.BINARY, stored)
-            return part
-        if export.format is ExportFormat.CSV:
-            return LinesPart(lambda task, _: csv_row(task), compression, limit, csv_header(), stored)
-        return LinesPart(_json_line(export.bodies), compression, limit, stored=stored)
+        columns = export.columns if export.has_labels else None
+        form = PartForm(export.format, export.compression, export.bodies, export.created_at, self._job.kind, columns)
+        return new_part(form, export.part_bytes, self._names, stored)
 
     async def _add_window(self, window: Window) -> None:
         task = window.tasks[0] if window.tasks else None
@@ -298,7 +305,7 @@ class ExportWriter:
         if ended:
             await self._finish()
         else:
-            self._part = self._new_part(PartInProgress())
+            self._begun = self._new_part(PartInProgress())
             await self._write_row()
         await staged.tidy(part)
         if not ended:
@@ -328,8 +335,11 @@ class ExportWriter:
 
     @property
     def _is_due(self) -> bool:
-        waited = self._clock.monotonic() - self._saved_at
-        return self._file.buffered + self._part.buffered >= self._piece_bytes or waited >= _CHECKPOINT_SECONDS
+        return self._file.buffered + self._part.buffered >= self._piece_bytes or self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS
 
     async def _checkpoint(self) -> None:
         """Start to make all work so far durable, in the background. Waits for the checkpoint before it."""
@@ -426,10 +436,3 @@ def export_event(clock: Clock, job: Job, row: Document, export: ExportRecord, ev
             "name": part_name(row, export, 1),
         }
     return OutboxEvent(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
-
-
-def _json_line(bodies: ExportBodies) -> Callable[[Task, Body | None], bytes]:
-    if bodies is ExportBodies.NONE:
-        return lambda task, _: result_line(task)
-    as_text = bodies is ExportBodies.TEXT
-    return lambda task, body: result_line_with_body(task, body, as_text)

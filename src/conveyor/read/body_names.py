@@ -1,5 +1,5 @@
-"""Names of bodies in an archive. Gets a task, returns a name that is safe on every system, made of the index, the
-harmless characters of the URL, and an extension from a fixed table.
+"""Names of bodies in an archive. Gets a task, returns a name that is safe on every system, made of the harmless
+characters of the user's id, or of the index and the URL, and an extension from a fixed table.
 """
 
 import re
@@ -8,9 +8,16 @@ from functools import lru_cache
 import msgspec
 
 from conveyor.model import Task
+from conveyor.read.task_labels import id_of
+
+FOLDER = "bodies/"
 
 _SLUG_CHARS = 40
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?([^/?#]*)([^?#]*)")
+_ID_CHARS = 100
+_NOT_ID = re.compile(r"(?:[^A-Za-z0-9._-]|\.{2,})+")
+# Names that Windows keeps for devices, whatever follows a dot.
+_DEVICES = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)")
 _NOT_SLUG = re.compile(r"(?:[^A-Za-z0-9.]|\.{2,})+")
 
 
@@ -56,17 +63,46 @@ _EXTENSIONS = {
 
 
 def body_name(task: Task) -> str:
-    """The name of a task's body in the archive. From the URL it takes only letters, digits, dots and dashes of the host
-    and the path, never credentials or the query."""
-    raw = bytes(task.input)
-    slug = _slug(_url_of(raw)) if raw[:1] in {b'"', b"{"} else ""
-    content_type = task.detail.content_type or ""
-    extension = _EXTENSIONS.get(content_type) or _extension(content_type)
+    """The name of a task's body: its id or, without one, its index and URL. Ids that look alike give the same name."""
+    return id_name(task) or index_name(task)
+
+
+def id_name(task: Task) -> str | None:
+    """The name by the user's id; None if it has none, or nothing of it can be a name."""
+    own = safe_text(id_of(task.input) or "")
+    if not own:
+        return None
+    extension = extension_of(task)
+    return f"{FOLDER}{own}{'' if own.lower().endswith(extension) else extension}"
+
+
+def index_name(task: Task) -> str:
+    """The name by the index, which no other task has. From the URL it takes only letters, digits, dots and dashes of
+    the host and the path, never credentials or the query."""
+    extension, slug = extension_of(task), slug_of(task)
     if not slug:
-        return f"bodies/{task.index:07d}{extension}"
+        return f"{FOLDER}{task.index:07d}{extension}"
     if slug.lower().endswith(extension):
         slug = slug[: -len(extension)].strip("-.")
-    return f"bodies/{task.index:07d}{'_' if slug else ''}{slug}{extension}"
+    return f"{FOLDER}{task.index:07d}{'_' if slug else ''}{slug}{extension}"
+
+
+def extension_of(task: Task) -> str:
+    """The extension for the content type of the body."""
+    content_type = task.detail.content_type or ""
+    return _EXTENSIONS.get(content_type) or _extension(content_type)
+
+
+def slug_of(task: Task) -> str:
+    """What the URL has of harmless characters."""
+    raw = bytes(task.input)
+    return _slug(_url_of(raw)) if raw[:1] in {b'"', b"{"} else ""
+
+
+def safe_text(text: str, limit: int = _ID_CHARS) -> str:
+    """A text of the user's as a part of a file name; empty if nothing of it can be one."""
+    safe = _NOT_ID.sub("-", text[: 4 * limit]).strip("-.")[:limit].strip("-.")
+    return f"_{safe}" if _DEVICES.match(safe) else safe
 
 
 def _url_of(task_input: bytes) -> str:

@@ -12,7 +12,8 @@ from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
 from conveyor.export.parquet import ParquetPart
-from conveyor.export.writer import ExportWriter, TimeSlice
+from conveyor.export.time_slice import TimeSlice
+from conveyor.export.writer import ExportWriter
 from conveyor.lists import decoders
 from conveyor.lists import reader as lists
 from tests.faults.planted import Planted
