@@ -11,6 +11,7 @@ from typing import Any
 
 import conveyor.egress.target_guard
 import conveyor.handlers
+from bench.peers.page import peers_table
 from conveyor.errors import ConveyorError
 from conveyor.settings import PREFIX, Settings
 from tests.docs import limits, reference
@@ -72,6 +73,7 @@ def written(spec: str) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
+    "peers": peers_table,
     "errors": errors_table,
     "task errors": reference.task_errors_part,
     "reason codes": reference.reason_codes_part,
