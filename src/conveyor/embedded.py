@@ -287,6 +287,8 @@ class Embedded:
         """The roles by the command that runs them."""
         system = self.system
         bodies = BodyStore(system.blobs, system.tasks, system.clock)
+        runs_handlers = isinstance(executors.get(JobKind.PYTHON), PythonExecutor)
+        handlers = self._handlers.names() if runs_handlers else None
         workers: list[Role] = [
             Worker(
                 system.settings,
@@ -299,6 +301,7 @@ class Embedded:
                 self.lifecycle,
                 executors,
                 system.atomic_flush,
+                handlers,
             )
             for _ in range(system.settings.workers)
         ]

@@ -3,6 +3,7 @@
 ConveyorError
 ├── BadInput (400)
 │   ├── MalformedJson · UnknownField · DuplicateField · InvalidField · InvalidTasks · NoTasks · BadCursor
+│   ├── UnknownHandler
 │   ├── InvalidSetting · MalformedHttp · UploadRefused · FormatUnavailable
 │   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected · ListTooSparse
 │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
@@ -67,6 +68,12 @@ class InvalidField(BadInput):
     """A field has an invalid value. `/v1/openapi.json` lists the values that it may have."""
 
     code = "invalid_field"
+
+
+class UnknownHandler(BadInput):
+    """No live worker has this handler. Check its name, or start a worker whose CONVEYOR_APP registers it."""
+
+    code = "unknown_handler"
 
 
 class InvalidTasks(BadInput):

@@ -1,6 +1,7 @@
 """Who gets into the dashboard, and who does not: links, keys, cookies, and requests that other sites make a browser
 send. And what the browser is told to hold to."""
 
+import json
 import re
 import sys
 
@@ -96,6 +97,69 @@ async def test_a_session_is_no_administrator(server: Api) -> None:
     assert (await boss.get("/v1/keys")).status == 200
     assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
     assert refused(await visit(server, session, "POST", "/v1/sign-in/links", **PROOF), 403, "forbidden")
+
+
+async def become_admin(api: Api, session: str, key: str) -> Answer:
+    body = json.dumps({"key": key}).encode()
+    return await api.request("POST", "/v1/session/admin", body=body, auth=False, headers={"cookie": session, **PROOF})
+
+
+async def test_a_session_is_an_administrator_for_a_quarter_of_an_hour(server: Api, clock: JumpingClock) -> None:
+    boss = await new_key(server.system, "acme", admin=True)
+    session = cookie(await sign_in(server, {"key": server.key}))
+    assert (await visit(server, session)).json["admin_until"] is None
+    became = await become_admin(server, session, boss)
+    assert became.status == 200
+    assert (await visit(server, session)).json["admin_until"] == became.json["admin_until"]
+    assert (await visit(server, session, path="/v1/keys")).status == 200
+    # It still acts for its own tenant, and makes no links that outlive it.
+    assert (await visit(server, session)).json["key_id"] == parse_key(server.key).key_id
+    assert refused(await visit(server, session, "POST", "/v1/sign-in/links", **PROOF), 403, "forbidden")
+    clock.advance(901)
+    assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
+    assert (await visit(server, session)).json["admin_until"] is None
+
+
+async def test_a_session_is_no_administrator_any_more_once_it_leaves_or_the_key_goes(
+    server: Api, clock: JumpingClock
+) -> None:
+    boss, other = [await new_key(server.system, "acme", admin=True) for _ in range(2)]
+    session = cookie(await sign_in(server, {"key": server.key}))
+    await become_admin(server, session, boss)
+    assert (await visit(server, session, "DELETE", "/v1/session/admin", **PROOF)).status == 204
+    assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
+    await become_admin(server, session, other)
+    await server.system.records.access.revoke_key(parse_key(other).key_id, clock.now())
+    clock.advance(3)
+    assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
+    assert (await visit(server, session)).status == 200
+
+
+async def test_only_an_administrators_key_makes_a_session_one(server: Api) -> None:
+    session = cookie(await sign_in(server, {"key": server.key}))
+    for key in (server.key, "cv_nonsense"):
+        assert refused(await become_admin(server, session, key), 403, "forbidden")
+    assert refused(await server.post("/v1/session/admin", {"key": server.key}), 403, "forbidden")
+    assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
+
+
+async def test_a_change_of_rights_that_is_cut_off_has_happened_or_not(server: Api, clock: JumpingClock) -> None:
+    boss = await new_key(server.system, "acme", admin=True)
+    for point, status in (("session.admin.before", 403), ("session.admin.after", 200)):
+        session = cookie(await sign_in(server, {"key": server.key}))
+
+        def cut(passed: str, point: str = point) -> None:
+            if passed == point:
+                raise RuntimeError(point)
+
+        faults.arm(cut)
+        try:
+            assert (await become_admin(server, session, boss)).status == 500
+        finally:
+            faults.arm(None)
+        # The rights of a session are cached for two seconds.
+        clock.advance(3)
+        assert (await visit(server, session, path="/v1/keys")).status == status
 
 
 ELSEWHERE: list[dict[str, str]] = [

@@ -19,6 +19,7 @@ from conveyor.model import Job, JobKind, ResultDetail, TaskEnd, TaskError, TaskS
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.support.api import new_key
 from tests.support.make_jobs import make_job, make_notice
 from tests.support.up_process import Up, running
 
@@ -83,6 +84,7 @@ class World:
         self.site = site
         self.url = up.url
         self.large = ""
+        self.admin_key = ""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"Authorization": f"Bearer {self.up.key}", "Content-Type": "application/json"}
@@ -127,6 +129,11 @@ class World:
             raise AssertionError(self.ask("GET", f"/v1/jobs/{job_id}")) from None
 
 
+async def _admin_key(data: Path) -> str:
+    async with open_system(Settings.load({}, data=data)) as system:
+        return await new_key(system, LOCAL, admin=True)
+
+
 async def _large_job(data: Path) -> str:
     """Written through the seams: running as many would take longer than looking at them."""
     settings = Settings.load({}, data=data)
@@ -164,10 +171,12 @@ def world(place: Path) -> Iterator[World]:
     site = Site()
     threading.Thread(target=site.serve_forever, daemon=True).start()
     large = asyncio.run(_large_job(place / "data"))
+    admin_key = asyncio.run(_admin_key(place / "data"))
     try:
         with running(place, "--app", "tests.support.handlers_app:handlers", **settings) as up:
             found = World(up, site)
             found.large = large
+            found.admin_key = admin_key
             yield found
     finally:
         site.shutdown()

@@ -198,6 +198,10 @@ class TestMaking:
         assert (await server.get(path)).status == 404
         assert (await server.request("DELETE", path)).status == 404
 
+    async def test_its_times_are_shown_in_words(self, server: Api) -> None:
+        assert (await made(server, cron="0 6 * * MON-FRI"))["cron_text"] == "At 06:00 on Monday through Friday"
+        assert (await made(server, cron="*/5 * * * *"))["cron_text"] == "Every fifth minute of every hour"
+
     async def test_a_request_under_a_key_makes_one(self, server: Api) -> None:
         body = {"cron": "0 0 * * *", "job": {"tasks": [URL]}}
         answers = [await server.post("/v1/schedules", body, headers={"idempotency-key": "k"}) for _ in range(2)]
@@ -299,6 +303,29 @@ class TestFiring:
         clock.advance(HOUR)
         await run(scheduler)
         assert len(await jobs_of(system)) == 1
+
+    @pytest.mark.parametrize("paused", [False, True])
+    async def test_it_fires_now_when_it_is_asked_to(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler, paused: bool
+    ) -> None:
+        schedule = await made(server, paused=paused)
+        path = f"/v1/schedules/{schedule['id']}"
+        fired = await server.post(f"{path}/run")
+        assert (fired.status, fired.json["at"]) == (202, "2027-01-15T08:00:30.000Z")
+        again = await server.post(f"{path}/run")
+        assert (again.status, again.json["code"]) == (409, "conflict")
+        await run(scheduler)
+        (job,) = await jobs_of(system)
+        assert job.job_id == fired.json["job_id"]
+        now = await shown(server, schedule["id"])
+        assert [fire["job_id"] for fire in now["fires"]] == [job.job_id]
+        assert (now["next_fires"], now["paused"]) == (schedule["next_fires"], paused)
+        clock.advance(HOUR)
+        await run(scheduler)
+        assert len(await jobs_of(system)) == (1 if paused else 2)
+        assert (await server.post(f"{path}/run")).status == 202
+        await run(scheduler)
+        assert len(await jobs_of(system)) == (2 if paused else 3)
 
     @pytest.mark.parametrize(
         ("missed", "fires"),

@@ -120,7 +120,8 @@ class TestEndpoints:
         assert secret.startswith("whsec_")
         assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
         assert created.headers["location"] == f"/v1/webhooks/{shown['id']}"
-        assert (await server.get(f"/v1/webhooks/{shown['id']}")).json == shown
+        counts = {"delivered": 0, "failed": 0, "pending": 0}
+        assert (await server.get(f"/v1/webhooks/{shown['id']}")).json == {**shown, "deliveries": counts}
         assert (await server.get("/v1/webhooks")).json == {"items": [shown], "next_cursor": None}
         assert shown["events"] is None
         assert not shown["disabled"]
@@ -328,7 +329,7 @@ class TestTelling:
         guard = TargetGuard(allow_private=False, clock=system.clock, resolver=resolve, policy=lambda address: None)
         outbound = Outbound(guard, root_certificate=AUTHORITY)
         async with Receiver(tls=True) as receiver:
-            status, _ = await outbound.post(receiver.url(host="site.example"), [("webhook-id", "1")], b"{}", 5.0)
+            status, *_ = await outbound.post(receiver.url(host="site.example"), [("webhook-id", "1")], b"{}", 5.0)
             assert status == 200
             assert receiver.told[0].seen.headers["host"] == f"site.example:{receiver.port}"
         await outbound.close()
@@ -349,7 +350,49 @@ async def the_head_of_an_answer_decides(act: Callable[[int], Act] = then_cut, st
             raise AssertionError(f"the receiver has answered, and this counts as {error.code}") from error
         finally:
             await outbound.close()
-        assert answer == (status, "7")
+        assert (answer.status, answer.retry_after) == (status, "7")
+
+
+class TestTesting:
+    async def test_an_endpoint_gets_a_signed_event_when_it_is_asked_for(
+        self, server: Api, system: System, receiver: Receiver
+    ) -> None:
+        webhook = await made(server, receiver.url("/hook"), events=[])
+        path = f"/v1/webhooks/{webhook['id']}"
+        async with telling(system):
+            tested = await server.post(f"{path}/test")
+            assert (tested.status, tested.json["event"], tested.json["job_id"]) == (202, "webhook.test", None)
+            (delivery,) = await settled(server, webhook["id"])
+        assert (delivery["status"], delivery["id"]) == ("delivered", tested.json["id"])
+        (told,) = receiver.told
+        assert told.json["data"] == {"webhook_id": webhook["id"]}
+        Webhook(webhook["secret"]).verify(told.seen.body, dict(told.seen.headers))
+        shown = (await server.get(path)).json
+        assert shown["deliveries"] == {"delivered": 1, "failed": 0, "pending": 0}
+
+    async def test_a_disabled_endpoint_is_not_tested(self, server: Api) -> None:
+        webhook = await made(server, "https://hooks.example/")
+        path = f"/v1/webhooks/{webhook['id']}"
+        await server.request("PATCH", path, body=b'{"disabled": true}')
+        refused = await server.post(f"{path}/test")
+        assert (refused.status, refused.json["code"]) == (409, "conflict")
+
+    async def test_an_endpoint_that_fails_says_so_until_it_works(
+        self, server: Api, system: System, receiver: Receiver
+    ) -> None:
+        webhook = await made(server, receiver.url("/hook"))
+        path = f"/v1/webhooks/{webhook['id']}"
+        receiver.acts = [answering(500), answering(200)]
+        async with telling(system):
+            tested = (await server.post(f"{path}/test")).json
+            (failed,) = await tried(server, webhook["id"], 1)
+            assert failed["log"][0]["error"] == "http_500"
+            shown = (await server.get(path)).json
+            assert (shown["error"], shown["failing_since"] is None) == ("http_500", False)
+            await server.post(f"/v1/webhooks/deliveries/{tested['id']}/redeliver")
+            await settled(server, webhook["id"])
+        shown = (await server.get(path)).json
+        assert (shown["error"], shown["failing_since"]) == (None, None)
 
 
 class TestTrying:

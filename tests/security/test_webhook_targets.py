@@ -54,7 +54,7 @@ def ports(canaries: tuple[Canary, Canary]) -> Ports:
 
 async def refused(outbound: Outbound, url: str) -> str:
     try:
-        status, _ = await outbound.post(url, [], b"{}", 5.0)
+        status, *_ = await outbound.post(url, [], b"{}", 5.0)
     except OutboundFailed as failed:
         return failed.code
     return f"reached: {status}"

@@ -20,6 +20,8 @@ MAX_CRON = 200
 _FIELDS = 5
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
 _FIRST_SPAN = 3 * 3600.0
+# Words do not depend on it.
+_ANY_TIME = datetime.fromtimestamp(0, ZoneInfo("UTC"))
 
 
 def check_cron(cron: str, zone: str) -> None:
@@ -41,6 +43,11 @@ def check_cron(cron: str, zone: str) -> None:
             raise InvalidField("`cron` never fires.", field="cron")
     except CronSimError as error:
         raise InvalidField(f"`cron`: {error}.", field="cron") from None
+
+
+def cron_text(cron: str) -> str:
+    """A valid expression in words: "At 06:00 on Monday through Friday"."""
+    return CronSim(cron, _ANY_TIME).explain()
 
 
 def next_fires(cron: str, zone: str, after: float, count: int) -> list[float]:

@@ -2,7 +2,7 @@
 module creates, shows, changes and removes schedules; `scheduler` fires them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.accept.cron import check_cron, next_fires
+from conveyor.accept.cron import check_cron, cron_text, next_fires
 from conveyor.accept.option_limits import MAX_NAME, check_body_budget, check_limits
 from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
@@ -236,17 +236,39 @@ class Schedules:
             template = await self._checked(tenant, bytes(fields["job"]))
             keep = {"keep_at": await self.keep_upload(template)}
             reads = {"upload_id": upload_of(template)}
-        for _ in range(_TRIES):
-            row = msgspec.structs.replace(await self.find(tenant, schedule_id), **reads)
-            changed = msgspec.structs.replace(schedule_of(row), **fields, **keep)
-            check_cron(changed.cron, changed.timezone)
+
+        def changed(row: Document) -> Document:
+            after = msgspec.structs.replace(schedule_of(row), **fields, **keep)
+            check_cron(after.cron, after.timezone)
             if not {"cron", "timezone", "paused"}.isdisjoint(fields):
-                first = _first(changed.cron, changed.timezone, self._clock.now())
-                changed = msgspec.structs.replace(changed, next_fire=first)
+                first = _first(after.cron, after.timezone, self._clock.now())
+                after = msgspec.structs.replace(after, next_fire=first)
             # A fire in progress is completed, whatever changes.
-            firing_until = row.due_at if changed.firing is not None else None
+            firing_until = row.due_at if after.firing is not None else None
+            return with_schedule(msgspec.structs.replace(row, **reads), after, firing_until)
+
+        return await self._rewrite(tenant, schedule_id, changed)
+
+    async def run_now(self, tenant: TenantId, schedule_id: str) -> Fire:
+        """Have a scheduler fire it now, beside its times, also while it is paused. Raises Conflict if a fire is in
+        progress."""
+        now = self._clock.now()
+
+        def fired(row: Document) -> Document:
+            schedule = schedule_of(row)
+            if schedule.firing is not None:
+                raise Conflict("The schedule is firing already. Try again when that fire has made its job.")
+            return with_schedule(row, msgspec.structs.replace(schedule, firing=now), now)
+
+        await self._rewrite(tenant, schedule_id, fired)
+        return Fire(now, now, fire_job_id(tenant, schedule_id, now))
+
+    async def _rewrite(self, tenant: TenantId, schedule_id: str, change: Callable[[Document], Document]) -> Document:
+        """Change a schedule on its version, and retry on concurrent changes."""
+        for _ in range(_TRIES):
+            row = change(await self.find(tenant, schedule_id))
             crashpoint("schedule.change.before")
-            written = await self._records.documents.replace_document(with_schedule(row, changed, firing_until))
+            written = await self._records.documents.replace_document(row)
             crashpoint("schedule.change.after")
             if written is not None:
                 return written
@@ -322,6 +344,7 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
         "id": row.id,
         "name": schedule.name,
         "cron": schedule.cron,
+        "cron_text": cron_text(schedule.cron),
         "timezone": schedule.timezone,
         "missed": schedule.missed,
         "paused": schedule.paused,

@@ -34,6 +34,7 @@ from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
+from conveyor.jobs.announced_workers import KnownHandlers
 from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
@@ -45,6 +46,7 @@ from conveyor.model import (
     Compression,
     Job,
     JobId,
+    JobKind,
     ListFormat,
     Mode,
     OnInvalid,
@@ -80,6 +82,7 @@ class Submit:
         self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
         self._replace = Replace(system)
+        self._handlers = KnownHandlers(system.records.documents, system.clock)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
@@ -190,6 +193,7 @@ class Submit:
         check_replaces(spec.replaces)
         _check_shape(spec)
         await check_notify(self._system, tenant, spec.notify)
+        await self._handlers.check(spec.handler if spec.kind is JobKind.PYTHON else None)
 
     async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
         max_tasks = self._system.settings.max_inline_tasks

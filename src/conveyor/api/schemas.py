@@ -251,7 +251,24 @@ class WebhookShape(Shape, frozen=True):
     disabled: bool
     # Why the server disabled it; null if a user did.
     reason: str | None
+    # Since when attempts fail, and the error of the first of them; null if the last attempt succeeded.
+    failing_since: str | None
+    error: str | None
     created_at: str
+
+
+class DeliveryCounts(Shape, frozen=True):
+    """The stored deliveries of an endpoint, by status: of the first 1,000."""
+
+    delivered: int
+    failed: int
+    pending: int
+
+
+class WebhookDetailShape(WebhookShape, frozen=True):
+    """An endpoint, with the numbers of its deliveries."""
+
+    deliveries: DeliveryCounts
 
 
 class NewWebhookShape(WebhookShape, frozen=True):
@@ -273,6 +290,8 @@ class AttemptShape(Shape, frozen=True):
     status: int | None
     error: str | None
     seconds: float
+    # The first 500 characters of the response's body, in the last attempt only.
+    answer: str | None
 
 
 class DeliveryShape(Shape, frozen=True):
@@ -283,7 +302,8 @@ class DeliveryShape(Shape, frozen=True):
     webhook_id: str | None
     # webhook, start_execution or eventbridge.
     type: str
-    job_id: JobId
+    # Null for a test.
+    job_id: JobId | None
     event_id: str
     event: str
     # pending, delivered or failed.
@@ -339,6 +359,8 @@ class ScheduleShape(Shape, frozen=True):
     id: str
     name: str | None
     cron: str
+    # The expression in words.
+    cron_text: str
     timezone: str
     missed: str
     paused: bool
@@ -348,6 +370,13 @@ class ScheduleShape(Shape, frozen=True):
     fired: int
     fires: list[FireShape]
     job: dict[str, Any]
+
+
+class StartedFire(Shape, frozen=True):
+    """A fire that was asked for: its time, and the id that its job will have."""
+
+    at: str
+    job_id: JobId
 
 
 class ExportProgressShape(Shape, frozen=True):
@@ -569,11 +598,26 @@ class BusyWorkerShape(Shape, frozen=True):
     tasks: list[LongTaskShape]
 
 
+class WorkerShape(Shape, frozen=True):
+    """A live worker: where it runs, how many tasks it runs at once, and when it last reported."""
+
+    name: str
+    host: str
+    process: int
+    version: str
+    slots: int
+    # Null if it does not tell.
+    handlers: list[str] | None
+    started_at: str
+    at: str
+
+
 class WorkersShape(Shape, frozen=True):
     """Worker loops that are alive; the maximum number of tasks that they run at once, if limited."""
 
     alive: int
     slots: int | None
+    workers: list[WorkerShape]
     long_tasks: list[BusyWorkerShape]
 
 
@@ -583,6 +627,14 @@ class SessionShape(Shape, frozen=True):
     tenant: str
     key_id: str
     key_name: str | None
+    # Until when the session acts as an administrator; null if it does not.
+    admin_until: str | None
+
+
+class AdminSession(Shape, frozen=True):
+    """A session that acts as an administrator."""
+
+    admin_until: str
 
 
 class LinkShape(Shape, frozen=True):

@@ -13,7 +13,7 @@ from conveyor.api.creation import accepted, read_keyed_optional, read_spec
 from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer, dependencies_of
 from conveyor.auth.sessions import Token, derived_token
 from conveyor.clock import iso_text
-from conveyor.errors import Forbidden, InvalidField, LinkRefused
+from conveyor.errors import Forbidden, InvalidField, InvalidKey, LinkRefused
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
 
 _MAX_BYTES = 4096
@@ -60,9 +60,54 @@ async def _redeem(request: ApiRequest, sessions: SessionsPart, link: str) -> Tok
 
 
 @get("/session", summary="Show the session", responses=shapes.answers(shapes.SessionShape))
-async def show_session(request: ApiRequest, tenant: TenantPart) -> Response[bytes]:
-    """The tenant and the key of the session or request."""
-    return answer({"tenant": tenant, "key_id": request.auth.key_id, "key_name": request.auth.name})
+async def show_session(request: ApiRequest, tenant: TenantPart, sessions: SessionsPart) -> Response[bytes]:
+    """The tenant and the key of the session or request, and until when the session acts as an administrator."""
+    token = _own_session(request)
+    until = None if token is None else await sessions.admin_until(token)
+    shown = {"tenant": tenant, "key_id": request.auth.key_id, "key_name": request.auth.name}
+    return answer({**shown, "admin_until": None if until is None else iso_text(until)})
+
+
+class AdminSignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An administrator's key."""
+
+    key: _Text
+
+
+@post(
+    "/session/admin",
+    summary="Act as an administrator",
+    status_code=200,
+    operation_class=operations.takes(AdminSignIn),
+    responses=shapes.answers(shapes.AdminSession, 400, 403, 409, 413, 415, 429),
+)
+async def become_admin(
+    request: ApiRequest, system: SystemPart, tenant: TenantPart, sessions: SessionsPart
+) -> Response[bytes]:
+    """With an administrator's key, the dashboard session of this request may use the routes of administrators for 15
+    minutes. 403 without a session, or with another key."""
+    token = _own_session(request)
+    if token is None:
+        raise Forbidden(
+            "Only a dashboard session can become an administrator's. Send the key with the request instead."
+        )
+    spec = await read_spec(request, _MAX_BYTES, AdminSignIn)
+    try:
+        key = await authenticate_key(request, spec.key)
+    except InvalidKey:
+        # 401 would say that the session has ended.
+        raise Forbidden("The key is invalid, expired or revoked.") from None
+    if not key.admin:
+        raise Forbidden("The key is not an administrator's.")
+    return answer({"admin_until": iso_text(await sessions.become_admin(token, key.key_id))})
+
+
+@delete("/session/admin", summary="Stop acting as an administrator", responses=shapes.problems(403, 409))
+async def leave_admin(request: ApiRequest, tenant: TenantPart, sessions: SessionsPart) -> None:
+    """The session acts for its tenant only."""
+    token = _own_session(request)
+    if token is not None:
+        await sessions.leave_admin(token)
 
 
 @delete("/session", summary="Sign out", responses=shapes.problems(403))
@@ -103,6 +148,12 @@ async def create_link(
     shown = msgspec.json.decode(outcome.body)
     path = Token(derived_token(system.signing_key, outcome.subject), 0.0).path
     return accepted(outcome._replace(body=msgspec.json.encode({"path": path, **shown})))
+
+
+def _own_session(request: ApiRequest) -> str | None:
+    """The session that authenticates this request; None if a key does."""
+    token: str | None = request.scope["state"].get("session")
+    return token
 
 
 def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:

@@ -57,10 +57,34 @@ async def show_secret(system: SystemPart, tenant: TenantPart) -> Response[bytes]
     return answer({"secret": tenant_secret(system.signing_key, tenant)})
 
 
-@get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=shapes.answers(shapes.WebhookShape, 404))
-async def show_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> Response[bytes]:
-    """The endpoint, without its secret."""
-    return answer(webhook_json(await webhooks.find(tenant, webhook_id)))
+@get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=shapes.answers(shapes.WebhookDetailShape, 404))
+async def show_webhook(
+    webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart, deliveries: DeliveriesPart
+) -> Response[bytes]:
+    """The endpoint, without its secret, and how many of its deliveries succeeded."""
+    row = await webhooks.find(tenant, webhook_id)
+    return answer({**webhook_json(row), "deliveries": await deliveries.counts(tenant, webhook_id)})
+
+
+@post(
+    "/webhooks/{webhook_id:str}/test",
+    summary="Test an endpoint",
+    status_code=202,
+    operation_class=operations.takes(operations.Nothing, required=False),
+    responses={**shapes.shaped(shapes.DeliveryShape, 202), **shapes.problems(400, 404, 409)},
+)
+async def test_webhook(
+    request: ApiRequest,
+    webhook_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    webhooks: WebhooksPart,
+    deliveries: DeliveriesPart,
+) -> Response[bytes]:
+    """Sends a signed `webhook.test` event, whatever `events` names. Look at the delivery for the outcome."""
+    row = await webhooks.find(tenant, webhook_id)
+    await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
+    return answer(delivery_json(await deliveries.test(row)), 202)
 
 
 @patch(

@@ -170,6 +170,10 @@ class KeyCache:
         self._size = size
         self._entries: dict[str, tuple[float, ApiKey | None]] = {}
 
+    def forget(self, key_id: str) -> None:
+        """Have the next look read it again."""
+        self._entries.pop(key_id, None)
+
     async def key(self, key_id: str) -> ApiKey | None:
         # Taken before the read, so that an entry is never older than its timestamp.
         now = self._clock.monotonic()

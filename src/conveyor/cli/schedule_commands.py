@@ -1,4 +1,4 @@
-"""`conveyor schedules [list] | create | show | pause | resume | delete`: jobs that the server starts by cron."""
+"""`conveyor schedules [list] | create | show | run | pause | resume | delete`: jobs that the server starts by cron."""
 
 import itertools
 import secrets
@@ -138,10 +138,25 @@ def show(schedule: Scheduled, as_json: AsJson = False, url: Server = None, data:
         return
     state = "paused" if shown["paused"] else "active"
     print(f"{shown['id']}  {shown['cron']}  {shown['timezone']}  {state}  {printable(shown['name'] or '')}".rstrip())
+    print(f"  {shown['cron_text']}")
     for fire in shown["fires"]:
         more = f" (for {fire['coalesced']:,} missed fires too)" if fire["coalesced"] else ""
         print(f"  fired  {text.moment(fire['at'])}  {fire['job_id'] or printable(fire['error'])}{more}")
     _print_fires(shown)
+
+
+@app.command()
+def run(schedule: Scheduled, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
+    """Fire a schedule now, besides its times. Prints the id of the job that it starts."""
+    from conveyor.cli.connection import connect
+    from conveyor.client import path_of
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        fire = client.request("POST", path_of("schedules", schedule, "run"))
+    if as_json:
+        print_json(fire)
+    else:
+        print(fire["job_id"])
 
 
 @app.command()

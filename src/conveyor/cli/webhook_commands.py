@@ -1,5 +1,5 @@
 """`conveyor webhooks`: manage webhook endpoints and their deliveries. `list`, `create`, `show`, `enable`, `disable`,
-`rotate`, `delete`, `deliveries`, `redeliver` and `secret`."""
+`test`, `rotate`, `delete`, `deliveries`, `redeliver` and `secret`."""
 
 import itertools
 import secrets
@@ -79,6 +79,20 @@ def enable(webhook: Endpoint, url: Server = None, data: Data = None) -> None:
 def disable(webhook: Endpoint, url: Server = None, data: Data = None) -> None:
     """Disable a webhook endpoint: send nothing to it until `enable`."""
     _change(webhook, {"disabled": True}, "Disabled", url, data)
+
+
+@app.command()
+def test(webhook: Endpoint, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
+    """Send a test event to a webhook endpoint. Prints the id of the delivery."""
+    from conveyor.cli.connection import connect
+    from conveyor.client import path_of
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        delivery = client.request("POST", path_of("webhooks", webhook, "test"))
+    if as_json:
+        print_json(delivery)
+    else:
+        print(delivery["id"])
 
 
 @app.command()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
@@ -49,6 +50,14 @@ class OutboundFailed(Exception):
         self.message = message
 
 
+class PostReply(NamedTuple):
+    """The answer to a POST: its status, its Retry-After, and the beginning of its body, as far as it came in time."""
+
+    status: int
+    retry_after: str | None
+    body: bytes = b""
+
+
 class Outbound:
     """Sends requests. One per event loop; it closes its guard. `root_certificate` is a PEM to trust besides the public
     authorities."""
@@ -63,16 +72,15 @@ class Outbound:
         await self._clients.close()
         await self._guard.close()
 
-    async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
-        """Status and Retry-After of the answer. The head of the answer decides, even if its body fails; a redirect is
-        an answer like any other."""
-        answer: tuple[int, str | None] | None = None
+    async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> PostReply:
+        """The head of the answer decides, even if its body fails; a redirect is an answer like any other."""
+        answer: PostReply | None = None
         try:
             async with self._open(OutgoingRequest("POST", _parse(url), tuple(headers), body), timeout) as response:
-                answer = response.status, (await self._read_head(response)).fields.get("retry-after")
+                answer = PostReply(response.status, (await self._read_head(response)).fields.get("retry-after"))
                 # Read, so that the connection can be reused; a longer or slower body is not worth that.
                 async with asyncio.timeout(_BODY_SECONDS):
-                    await response.body_reader.read(_PIECE)
+                    answer = answer._replace(body=bytes(await response.body_reader.read(_PIECE) or b""))
         except OutboundFailed:
             if answer is None:
                 raise

@@ -30,6 +30,7 @@ from conveyor.model import JobId, TenantId
 from conveyor.notify.deliveries import (
     DELIVERY,
     LOGGED,
+    MAX_ANSWER,
     DeliveryAttempt,
     DeliveryStatus,
     WebhookDelivery,
@@ -66,6 +67,8 @@ class Target(msgspec.Struct, frozen=True):
 
     url: str
     secrets: list[str]
+    # Whether the last attempt at this endpoint failed.
+    is_failing: bool = False
 
 
 class AwsTarget(msgspec.Struct, frozen=True):
@@ -224,6 +227,8 @@ class Deliverer:
             await self._fail(claimed, attempt)
         else:
             await self._record(claimed, attempt, wait)
+        if isinstance(target, Target) and target.is_failing != (attempt.error is not None):
+            await self._note_health(claimed, attempt)
 
     async def _claim(self, row: Document) -> Document | None:
         """Lease it for as long as an attempt can take; None if another deliverer was first."""
@@ -251,7 +256,7 @@ class Deliverer:
         if endpoint.disabled:
             return "endpoint_disabled"
         secrets = valid_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())
-        return Target(endpoint.url, secrets)
+        return Target(endpoint.url, secrets, endpoint.failing_since is not None)
 
     async def _try(self, delivery: WebhookDelivery, target: Target) -> tuple[DeliveryAttempt, float]:
         """The outcome, and the wait in seconds that the receiver asked for."""
@@ -263,14 +268,17 @@ class Deliverer:
         ]
         status: int | None = None
         error: str | None = None
+        said: str | None = None
         wait = 0.0
         try:
-            status, after = await self._outbound.post(target.url, headers, body, self._settings.webhook_timeout)
-            wait = min(retry_after(after, at) or 0.0, _LONGEST_WAIT)
+            reply = await self._outbound.post(target.url, headers, body, self._settings.webhook_timeout)
+            status = reply.status
+            wait = min(retry_after(reply.retry_after, at) or 0.0, _LONGEST_WAIT)
             error = None if _is_success(status) else f"http_{status}"
+            said = reply.body[: 4 * MAX_ANSWER].decode(errors="replace")[:MAX_ANSWER] or None
         except OutboundFailed as failed:
             error = failed.code
-        return DeliveryAttempt(at, self._clock.monotonic() - started, status, error), wait
+        return DeliveryAttempt(at, self._clock.monotonic() - started, status, error, said), wait
 
     async def _send(self, row: Document, target: AwsTarget) -> DeliveryAttempt:
         """Call the state machine or the event bus. Whether the tenant may use it is checked in each attempt."""
@@ -321,6 +329,20 @@ class Deliverer:
             return
         await change_endpoint(self._records, row.tenant, receiver, _gone)
 
+    async def _note_health(self, row: Document, attempt: DeliveryAttempt) -> None:
+        """Note on the endpoint that it began to fail, or works again: only then, not in each attempt. Where attempts
+        at the same time note the same, one write is enough; a note that is lost is made by the next attempt."""
+        document = await self._records.documents.document(WEBHOOK, row.tenant, receiver_of(row))
+        if document is None:
+            return
+        endpoint = endpoint_of(document)
+        if (endpoint.failing_since is None) == (attempt.error is None):
+            return
+        since = None if attempt.error is None else attempt.at
+        noted = msgspec.structs.replace(endpoint, failing_since=since, last_error=attempt.error)
+        body = msgspec.json.encode(noted)
+        await self._records.documents.replace_document(msgspec.structs.replace(document, body=body))
+
     async def _defer(self, waiting: dict[LaneKey, list[Document]]) -> None:
         """Full lanes fill the page: postpone their deliveries until a slot is likely to be free, so that the next page
         has others. Those that a lane can start within a few seconds stay."""
@@ -361,7 +383,8 @@ def _measure(row: Document, attempt: DeliveryAttempt) -> None:
 
 
 def _with(delivery: WebhookDelivery, attempt: DeliveryAttempt) -> WebhookDelivery:
-    log_: Sequence[DeliveryAttempt] = [*delivery.log, attempt][-LOGGED:]
+    earlier = [msgspec.structs.replace(each, answer=None) for each in delivery.log]
+    log_: Sequence[DeliveryAttempt] = [*earlier, attempt][-LOGGED:]
     return msgspec.structs.replace(delivery, tries=delivery.tries + 1, attempts=delivery.attempts + 1, log=log_)
 
 

@@ -22,10 +22,17 @@ from conveyor.system import System
 DELIVERY = "delivery"
 # Attempts in the log.
 LOGGED = 20
+# How long the delivery of a test is kept.
+TEST_SECONDS = 86_400.0
+# Characters of an answer that the log keeps.
+MAX_ANSWER = 500
+# The event that a user asks for, to see whether an endpoint works.
+TEST_EVENT = "webhook.test"
 
 # A receiver (an endpoint, or a `notify` entry of a job) and an event.
 _ID = re.compile(r"((?:webhook_[0-9a-z]{26}|job_[0-9a-z]{26}\.[0-9]{1,3})):([A-Za-z0-9_.-]{1,100})")
 _TRIES = 5
+_MAX_COUNTED = 1000
 
 
 class DeliveryStatus(StrEnum):
@@ -44,6 +51,8 @@ class DeliveryAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float
     status: int | None = None
     error: str | None = None
+    # The beginning of the answer's body, of the last attempt only.
+    answer: str | None = None
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,10 +152,37 @@ class Deliveries:
         own = [row for row in page.items if receiver_of(row) == webhook_id]
         return Page(own, page.next_cursor if len(own) == len(page.items) else None)
 
+    async def counts(self, tenant: TenantId, webhook_id: str) -> dict[str, int]:
+        """How many deliveries of an endpoint have each status, of the first thousand."""
+        page = await self.of_endpoint(tenant, webhook_id, None, _MAX_COUNTED)
+        counts = dict.fromkeys(map(str, DeliveryStatus), 0)
+        for row in page.items:
+            counts[delivery_of(row).standing] += 1
+        return counts
+
     async def of_job(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Document]:
         """The deliveries of a job's events, by receiver."""
         _check_cursor(cursor, None)
         return await self._records.documents.documents(DELIVERY, tenant, cursor, limit, job_id)
+
+    async def test(self, endpoint: Document) -> Document:
+        """Send an endpoint an event that reports nothing. Raises Conflict if it is disabled."""
+        if endpoint_of(endpoint).disabled:
+            raise Conflict("The endpoint is disabled. Enable it first.")
+        now, event_id = self._clock.now(), self._clock.new_id("evt")
+        data = {"webhook_id": endpoint.id}
+        payload = {"type": TEST_EVENT, "id": event_id, "timestamp": iso_text(now), "data": data}
+        body = WebhookDelivery(event_id, TEST_EVENT, msgspec.json.encode(payload).decode(), endpoint.id, now)
+        document = Document(
+            kind=DELIVERY,
+            tenant=endpoint.tenant,
+            id=f"{endpoint.id}:{event_id}",
+            body=msgspec.json.encode(body),
+            due_at=now,
+            expires_at=now + TEST_SECONDS,
+        )
+        await self._records.documents.create_documents([document])
+        return document
 
     async def redeliver(self, tenant: TenantId, delivery_id: str) -> Document:
         """Have it sent again at once, with the same event id. Raises Conflict if its endpoint is disabled."""
@@ -188,6 +224,7 @@ def delivery_json(row: Document) -> dict[str, Any]:
                 "status": attempt.status,
                 "error": attempt.error,
                 "seconds": round(attempt.seconds, 3),
+                "answer": attempt.answer,
             }
             for attempt in delivery.log
         ],

@@ -69,6 +69,9 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     disabled: bool = False
     # Why it was disabled, if not by a request.
     reason: str | None = None
+    # Since when every attempt fails, and the error of the first of them.
+    failing_since: float | None = None
+    last_error: str | None = None
 
 
 _endpoint = msgspec.json.Decoder(Endpoint)
@@ -133,6 +136,8 @@ class Webhooks:
         self._check(fields.get("url"), fields.get("events"), fields.get("description"))
         if "disabled" in fields:
             fields["reason"] = None
+        if not {"disabled", "url"}.isdisjoint(fields):
+            fields |= {"failing_since": None, "last_error": None}
         changed = await change_endpoint(
             self._records, tenant, webhook_id, lambda endpoint: msgspec.structs.replace(endpoint, **fields)
         )
@@ -214,6 +219,8 @@ def webhook_json(row: Document) -> dict[str, Any]:
         "description": endpoint.description,
         "disabled": endpoint.disabled,
         "reason": endpoint.reason,
+        "failing_since": None if endpoint.failing_since is None else iso_text(endpoint.failing_since),
+        "error": endpoint.last_error,
         "created_at": iso_text(endpoint.created_at),
     }
 

@@ -7,7 +7,7 @@ lease_renewal.py renews leases.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 
 import structlog
@@ -23,6 +23,7 @@ from conveyor.engines.records import AtomicFlush, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, DiskUnwritable, Unavailable
 from conveyor.faults import crashpoint
+from conveyor.jobs.announced_workers import WorkerAnnouncement
 from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import WORKERS, Chunk, Job, JobKind, RunId, TaskRef
@@ -77,6 +78,7 @@ class Worker:
         lifecycle: Lifecycle,
         executors: Mapping[JobKind, Executor],
         atomic_flush: AtomicFlush | None = None,
+        handlers: Sequence[str] | None = None,
     ) -> None:
         self.name = clock.new_id("worker")
         self.wake: Callable[[], None] = lambda: None
@@ -123,7 +125,10 @@ class Worker:
         self._look_errand = Errand("look for runs", self._look, clock)
         self._share_errand = Errand("share breakers", self._share, clock)
         watching, beating = Errand("watch", self._watch, clock), Errand("heartbeat", self._beat, clock)
-        self._errands = [self._look_errand, self._share_errand, watching, beating]
+        slots = settings.worker_concurrency
+        self._announcement = WorkerAnnouncement(records.documents, clock, self.name, slots, handlers)
+        announcing = Errand("announce", self._announcement.renew, clock)
+        self._errands = [self._look_errand, self._share_errand, watching, beating, announcing]
         self._recording: asyncio.Task[None] | None = None
         # What looks have changed, for the next tick.
         self._changes: list[SeatChanges] = []
@@ -174,6 +179,7 @@ class Worker:
         await self._breakers.report()
         try:
             await self._heart.close()
+            await self._announcement.close()
         except ConveyorError as error:
             log.warning("heartbeat not ended; it expires", error=str(error))
 

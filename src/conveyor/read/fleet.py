@@ -10,6 +10,7 @@ from conveyor.clock import iso_text
 from conveyor.coordination.breaker_states import current_wait, list_breakers
 from conveyor.coordination.limits import run_slots
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
+from conveyor.jobs.announced_workers import live_workers
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
 from conveyor.read.status import wait_json
 from conveyor.system import System
@@ -58,9 +59,10 @@ async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit
 
 async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
     """How many workers are alive, and which of them run long tasks of the tenant."""
-    alive, rows = await asyncio.gather(
+    alive, rows, workers = await asyncio.gather(
         system.coordinator.permits_in_use(WORKERS),
         system.records.documents.documents(BEAT, BEAT_TENANT, None, _MAX_WORKERS),
+        live_workers(system.records.documents, system.clock.now()),
     )
     busy = []
     for row in rows.items:
@@ -69,7 +71,25 @@ async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
         if own:
             tasks = [{"job_id": task.job_id, "run_id": task.run_id, "index": task.index} for task in own]
             busy.append({"name": row.id, "at": iso_text(beat.at), "tasks": tasks})
-    return {"alive": alive, "slots": system.settings.fleet_concurrency or None, "long_tasks": busy}
+    shown = [
+        {
+            "name": name,
+            "host": said.host,
+            "process": said.process,
+            "version": said.version,
+            "slots": said.slots,
+            "handlers": said.handlers,
+            "started_at": iso_text(said.started_at),
+            "at": iso_text(said.at),
+        }
+        for name, said in workers
+    ]
+    return {
+        "alive": alive,
+        "slots": system.settings.fleet_concurrency or None,
+        "workers": shown,
+        "long_tasks": busy,
+    }
 
 
 async def _lane_json(system: System, job: Job) -> dict[str, Any]:

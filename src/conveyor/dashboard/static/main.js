@@ -4,6 +4,7 @@ import { get, news, send } from "./api.js";
 import { h, renew } from "./dom.js";
 import { attempt, failure, loading } from "./parts/says.js";
 import { fleetPage } from "./pages/fleet.js";
+import { keysPage } from "./pages/keys.js";
 import { jobPage } from "./pages/job.js";
 import { jobsPage } from "./pages/jobs.js";
 import { lettersPage } from "./pages/letters.js";
@@ -27,9 +28,11 @@ const PAGES = [
   [/^#\/jobs\/(job_\w+)\/tasks\/(\w+)$/, "Task", taskPage],
   [/^#\/dead-letters$/, "Dead letters", lettersPage],
   [/^#\/schedules$/, "Schedules", schedulesPage],
+  [/^#\/schedules\/(schedule_\w+)$/, "Schedule", schedulesPage],
   [/^#\/webhooks$/, "Webhooks", webhooksPage],
   [/^#\/webhooks\/(webhook_\w+)$/, "Deliveries", webhooksPage],
   [/^#\/fleet$/, "Fleet", fleetPage],
+  [/^#\/keys$/, "Keys", keysPage],
 ];
 const LINKS = [
   ["#/jobs", "Jobs"],
@@ -37,6 +40,7 @@ const LINKS = [
   ["#/schedules", "Schedules"],
   ["#/webhooks", "Webhooks"],
   ["#/fleet", "Fleet"],
+  ["#/keys", "Keys"],
 ];
 const STANDINGS = { live: "Live", polling: "Polling", offline: "Offline" };
 const SIGN_IN = /^#\/sign-in(?:\/([\w-]+))?$/;

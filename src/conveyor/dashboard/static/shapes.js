@@ -90,11 +90,11 @@
  * @property {{tasks: number}} counts
  * @property {{name: string, size: number, url: string}[]} parts
  *
- * @typedef {{at: string, status: number | null, error: string | null, seconds: number}} Attempt
+ * @typedef {{at: string, status: number | null, error: string | null, seconds: number, answer: string | null}} Attempt
  *
  * @typedef {Object} Delivery
  * @property {string} id
- * @property {string} job_id
+ * @property {string | null} job_id null for a test
  * @property {string} event
  * @property {string} status
  * @property {number} attempts
@@ -108,17 +108,24 @@
  * @property {string | null} description
  * @property {boolean} disabled
  * @property {string | null} reason
+ * @property {string | null} failing_since
+ * @property {string | null} error of the first attempt that failed since then
  * @property {string} created_at
+ *
+ * @typedef {Webhook & {deliveries: {delivered: number, failed: number, pending: number}}} WebhookDetail
  *
  * @typedef {Object} Schedule
  * @property {string} id
  * @property {string | null} name
  * @property {string} cron
+ * @property {string} cron_text the expression in words
  * @property {string} timezone
+ * @property {string} missed
  * @property {boolean} paused
  * @property {string[]} next_fires
  * @property {number} fired
- * @property {{at: string, job_id: string | null, error: string | null}[]} fires
+ * @property {{at: string, job_id: string | null, error: string | null, coalesced: number}[]} fires
+ * @property {Record<string, unknown>} job
  *
  * @typedef {Object} Letter
  * @property {string} id
@@ -155,6 +162,25 @@
  * @property {{detail: string} | null} waiting
  *
  * @typedef {{name: string, at: string, tasks: {job_id: string, index: number}[]}} BusyWorker
+ *
+ * @typedef {Object} FleetWorker
+ * @property {string} name
+ * @property {string} host
+ * @property {number} process
+ * @property {string} version
+ * @property {number} slots
+ * @property {string[] | null} handlers
+ * @property {string} started_at
+ * @property {string} at
+ *
+ * @typedef {Object} Key
+ * @property {string} key_id
+ * @property {string} tenant
+ * @property {string | null} name
+ * @property {boolean} admin
+ * @property {string} created_at
+ * @property {string | null} expires_at
+ * @property {string | null} revoked_at
  */
 
 export {};

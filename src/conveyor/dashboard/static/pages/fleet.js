@@ -1,6 +1,6 @@
 /** The fleet: workers, breakers and lanes. */
 
-/** @import { Breaker, BusyWorker, Depth, Lane } from "../shapes.js" */
+/** @import { Breaker, BusyWorker, Depth, FleetWorker, Lane } from "../shapes.js" */
 
 import { get } from "../api.js";
 import { h, renew } from "../dom.js";
@@ -79,6 +79,24 @@ export async function fleetPage(root, signal) {
     ]),
     (each) => each.run_id,
   );
+  const fleet = table(
+    "Workers",
+    /** @type {import("../parts/table.js").Column<FleetWorker>[]} */ ([
+      { title: "Worker", cell: (each) => h("code", { class: "id", title: each.name }, each.name) },
+      {
+        title: "Host",
+        look: "wide",
+        cell: (each) => [each.host, h("span", { class: "muted" }, ` process ${each.process}`)],
+      },
+      { title: "Version", cell: (each) => each.version },
+      { title: "Slots", look: "number", cell: (each) => count(each.slots) },
+      { title: "Handlers", cell: (each) => each.handlers?.join(", ") || "–" },
+      { title: "Started", look: "number", cell: (each) => moment(each.started_at) },
+      { title: "Heartbeat", look: "number", cell: (each) => moment(each.at) },
+    ]),
+    (each) => each.name,
+  );
+  const alone = h("div");
   const load = async () => {
     const [workers, broken, active] = await Promise.all([
       get("/v1/workers", {}, signal),
@@ -92,6 +110,14 @@ export async function fleetPage(root, signal) {
       tile("Running tasks", count(running)),
       tile("Lanes", count(active.items.length)),
       tile("Open breakers", count(broken.items.length)),
+    );
+    fleet.rows(workers.workers);
+    fleet.node.hidden = workers.workers.length === 0;
+    renew(
+      alone,
+      workers.workers.length
+        ? null
+        : empty("No worker is alive", "Start one with ", h("code", {}, "conveyor work"), "."),
     );
     opened = broken.items;
     breakers.rows(broken.items);
@@ -108,6 +134,7 @@ export async function fleetPage(root, signal) {
   root.append(
     h("div", { class: "title" }, h("h1", {}, "Fleet")),
     tiles,
+    h("section", { class: "card" }, h("h2", {}, "Workers"), fleet.node, alone),
     h("section", { class: "card" }, h("h2", {}, "Breakers"), breakers.node, calm, h("p", { class: "actions" }, all)),
     h("section", { class: "card" }, h("h2", {}, "Lanes"), lanes.node, idle, pages.node),
     long,

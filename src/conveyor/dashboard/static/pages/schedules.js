@@ -1,46 +1,34 @@
-/** Schedules: list, pause, resume and delete. */
+/** Schedules: create, edit, fire now, pause, resume and delete; and one schedule with its fires. */
 
 /** @import { Schedule } from "../shapes.js" */
 
-import { get, send } from "../api.js";
+import { get, newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
-import { count, moment } from "../format.js";
+import { count, input, moment } from "../format.js";
 import { poll } from "../live.js";
 import { ask } from "../parts/dialog.js";
+import { choice, field, text, textOf } from "../parts/form.js";
 import { attempt, empty, toast } from "../parts/says.js";
 import { pill } from "../parts/state.js";
 import { pager, table } from "../parts/table.js";
 
 /** @type {import("../main.js").Page} */
-export async function schedulesPage(root, signal) {
+export async function schedulesPage(root, signal, scheduleId) {
+  if (scheduleId) return schedulePage(root, signal, scheduleId);
   const none = h("div");
   const pages = pager(() => load());
   const { node: list, rows } = table(
     "Schedules",
     /** @type {import("../parts/table.js").Column<Schedule>[]} */ ([
-      { title: "Name", cell: (each) => h("span", { class: "clip", title: each.id }, each.name ?? each.id) },
-      { title: "Cron", cell: (each) => [h("code", {}, each.cron), h("span", { class: "muted" }, ` ${each.timezone}`)] },
+      {
+        title: "Name",
+        cell: (each) => h("a", { class: "clip", href: `#/schedules/${each.id}`, title: each.id }, nameOf(each)),
+      },
+      { title: "Times", look: "wide", cell: times },
       { title: "State", cell: (each) => pill(each.paused ? "paused" : "active") },
       { title: "Next fire", look: "number", cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)) },
-      { title: "Last fire", look: "wide", cell: (each) => lastFire(each) },
-      {
-        title: "",
-        look: "end",
-        cell: (each) => [
-          h("button", {
-            type: "button",
-            class: "small",
-            "aria-label": `${each.paused ? "Resume" : "Pause"} ${each.name ?? each.id}`,
-            on: { click: () => attempt(() => pause(each.id, !each.paused)) },
-          }, each.paused ? "Resume" : "Pause"),
-          h("button", {
-            type: "button",
-            class: "small quiet-danger",
-            "aria-label": `Delete ${each.name ?? each.id}`,
-            on: { click: () => attempt(() => remove(each)) },
-          }, "Delete"),
-        ],
-      },
+      { title: "Last fire", look: "wide", cell: lastFire },
+      { title: "", look: "end", cell: (each) => scheduleButtons(each, load) },
     ]),
     (each) => each.id,
   );
@@ -51,34 +39,207 @@ export async function schedulesPage(root, signal) {
     list.hidden = page.items.length === 0;
     renew(
       none,
-      page.items.length
-        ? null
-        : empty("No schedules", "Create one with ", h("code", {}, "conveyor schedules create"), "."),
+      page.items.length ? null : empty(
+        "No schedules",
+        "Create one here, or with ",
+        h("code", {}, "conveyor schedules create"),
+        ".",
+      ),
     );
     pages.show(page.next_cursor);
   };
-  const pause = async (/** @type {string} */ id, /** @type {boolean} */ paused) => {
-    await send("PATCH", `/v1/schedules/${id}`, { paused });
-    toast(paused ? "The schedule is paused." : "The schedule is resumed.");
-    await load();
-  };
-  const remove = async (/** @type {Schedule} */ schedule) => {
-    const done = await ask({
-      title: "Delete this schedule?",
-      text: [h("b", {}, schedule.name ?? schedule.id), " creates no more jobs. Its existing jobs stay."],
-      action: "Delete",
-      danger: true,
-      act: () => send("DELETE", `/v1/schedules/${schedule.id}`).then(() => true),
+  const create = async () => {
+    const key = newKey();
+    const made = await ask({
+      title: "New schedule",
+      text: createForm(),
+      action: "Create",
+      act: (form) => send("POST", "/v1/schedules", newSchedule(form), { key }),
     });
-    if (done) await load();
+    if (made) await load();
   };
 
   root.append(
-    h("div", { class: "title" }, h("h1", {}, "Schedules")),
+    h(
+      "div",
+      { class: "title" },
+      h("h1", {}, "Schedules"),
+      h("button", { type: "button", class: "primary", on: { click: () => attempt(create) } }, "New schedule"),
+    ),
     h("section", { class: "card" }, list, none, pages.node),
   );
   await load();
   void poll(load, signal);
+}
+
+/** One schedule. @type {(root: HTMLElement, signal: AbortSignal, scheduleId: string) => Promise<void>} */
+async function schedulePage(root, signal, scheduleId) {
+  const title = h("h1", {});
+  const buttons = h("div", { class: "actions", role: "group", "aria-label": "Actions" });
+  const facts = h("dl", { class: "facts" });
+  const none = h("div");
+  const { node: fires, rows } = table(
+    "Fires",
+    /** @type {import("../parts/table.js").Column<Schedule["fires"][number]>[]} */ ([
+      { title: "Time", look: "number", cell: (each) => moment(each.at) },
+      { title: "Job", look: "wide", cell: fireJob },
+      { title: "Missed fires included", look: "number", cell: (each) => count(each.coalesced) },
+    ]),
+    (each) => each.at,
+  );
+  const load = async () => {
+    /** @type {Schedule} */
+    const schedule = await get(`/v1/schedules/${scheduleId}`, {}, signal);
+    document.title = `${nameOf(schedule)} · Conveyor`;
+    renew(title, nameOf(schedule));
+    renew(buttons, scheduleButtons(schedule, load, () => (location.hash = "#/schedules")));
+    renew(
+      facts,
+      fact("State", pill(schedule.paused ? "paused" : "active")),
+      fact("Times", times(schedule)),
+      fact("Next fires", schedule.next_fires.map((at) => h("span", { class: "line" }, moment(at)))),
+      fact("Missed fires", schedule.missed),
+      fact("Job", h("pre", { class: "body" }, JSON.stringify(schedule.job, null, 2))),
+    );
+    rows([...schedule.fires].reverse());
+    fires.hidden = schedule.fires.length === 0;
+    renew(none, schedule.fires.length ? null : empty("No fires yet"));
+  };
+  root.append(
+    h("p", { class: "crumbs" }, h("a", { href: "#/schedules" }, "Schedules")),
+    h("div", { class: "title" }, title, buttons),
+    h("section", { class: "card" }, facts),
+    h("section", { class: "card" }, h("h2", {}, "Last fires"), fires, none),
+  );
+  await load();
+  void poll(load, signal);
+}
+
+/**
+ * @param {Schedule} schedule
+ * @param {() => Promise<void>} changed
+ * @param {() => void} [gone]
+ */
+function scheduleButtons(schedule, changed, gone = () => void changed()) {
+  const path = `/v1/schedules/${schedule.id}`;
+  const name = nameOf(schedule);
+  const button = (/** @type {string} */ label, /** @type {() => Promise<void>} */ act, look = "small") =>
+    h("button", {
+      type: "button",
+      class: look,
+      "aria-label": `${label} ${name}`,
+      on: { click: () => attempt(act) },
+    }, label);
+  const runNow = async () => {
+    const fire = await send("POST", `${path}/run`);
+    toast(`The schedule fires now, as job ${fire.job_id}.`);
+    await changed();
+  };
+  const pause = async () => {
+    await send("PATCH", path, { paused: !schedule.paused });
+    toast(schedule.paused ? "The schedule is resumed." : "The schedule is paused.");
+    await changed();
+  };
+  const edit = async () => {
+    const done = await ask({
+      title: "Edit the schedule",
+      text: timeFields(schedule),
+      action: "Save",
+      act: (form) => send("PATCH", path, timesOf(form)),
+    });
+    if (done) await changed();
+  };
+  const remove = async () => {
+    const done = await ask({
+      title: "Delete this schedule?",
+      text: [h("b", {}, name), " creates no more jobs. Its existing jobs stay."],
+      action: "Delete",
+      danger: true,
+      act: () => send("DELETE", path).then(() => true),
+    });
+    if (done) gone();
+  };
+  return [
+    button("Run now", runNow),
+    button("Edit", edit),
+    button(schedule.paused ? "Resume" : "Pause", pause),
+    button("Delete", remove, "small quiet-danger"),
+  ];
+}
+
+/** @param {Partial<Schedule>} [schedule] */
+function timeFields(schedule = {}) {
+  const zone = schedule.timezone ?? Intl.DateTimeFormat().resolvedOptions().timeZone ?? "UTC";
+  return [
+    field("name", "Name", text("name", { maxlength: 200, value: schedule.name ?? "" })),
+    field(
+      "cron",
+      "Cron",
+      text("cron", { required: true, placeholder: "0 6 * * MON-FRI", value: schedule.cron ?? "" }),
+      "Minute, hour, day of the month, month, day of the week.",
+    ),
+    field("timezone", "Time zone", text("timezone", { required: true, value: zone })),
+    field(
+      "missed",
+      "Missed fires",
+      choice(
+        "missed",
+        [["coalesce", "one job for all of them"], ["skip", "none"], ["all", "a job for each"]],
+        schedule.missed,
+      ),
+    ),
+  ];
+}
+
+function createForm() {
+  return [
+    ...timeFields(),
+    field(
+      "url",
+      "List",
+      text("url", { type: "url", placeholder: "https://example.com/urls.txt" }),
+      "URL of a list that each fire reads.",
+    ),
+    field(
+      "lines",
+      "Or type it, one URL per line",
+      h("textarea", { id: "lines", name: "lines", rows: 4, spellcheck: "false" }),
+    ),
+  ];
+}
+
+/** @param {FormData} form */
+function timesOf(form) {
+  const [name, cron, timezone, missed] = ["name", "cron", "timezone", "missed"].map((each) => textOf(form, each));
+  return { name: name || null, cron, timezone, missed };
+}
+
+/** @param {FormData} form */
+function newSchedule(form) {
+  const tasks = textOf(form, "lines").split(/\s*\n\s*/).filter(Boolean);
+  const url = textOf(form, "url");
+  if (Boolean(url) === tasks.length > 0) throw new Error("Give the URL of a list, or type its lines.");
+  return { ...timesOf(form), job: url ? { source: { url } } : { tasks } };
+}
+
+/** @param {Schedule} schedule */
+const nameOf = (schedule) => schedule.name ?? schedule.id;
+
+/** @param {Schedule} schedule */
+function times(schedule) {
+  return [schedule.cron_text, h("span", { class: "muted" }, h("code", {}, schedule.cron), ` ${schedule.timezone}`)];
+}
+
+/** @param {string} name @param {import("../dom.js").Children} value */
+function fact(name, value) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+}
+
+/** @param {Schedule["fires"][number]} fire */
+function fireJob(fire) {
+  return fire.job_id
+    ? h("a", { class: "id", href: `#/jobs/${fire.job_id}` }, fire.job_id)
+    : h("span", { class: "error-code" }, input(fire.error ?? "none"));
 }
 
 /** @param {Schedule} schedule */

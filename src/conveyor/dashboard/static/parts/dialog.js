@@ -14,6 +14,28 @@ import { words } from "./says.js";
  */
 
 /**
+ * Show something until the user closes it.
+ * @param {string} title
+ * @param {...import("../dom.js").Children} content
+ * @returns {Promise<void>}
+ */
+export function show(title, ...content) {
+  return new Promise((resolve) => {
+    const close = h("button", { type: "button", on: { click: () => dialog.close() } }, "Close");
+    const dialog = h(
+      "dialog",
+      { "aria-labelledby": "dialog-title", class: "large", on: { close: () => (dialog.remove(), resolve()) } },
+      h("h2", { id: "dialog-title" }, title),
+      h("div", { class: "dialog-text" }, ...content),
+      h("div", { class: "actions end" }, close),
+    );
+    document.body.append(dialog);
+    dialog.showModal();
+    close.focus();
+  });
+}
+
+/**
  * Ask for confirmation, run `act`, and show its error in the dialog. Resolves to the result of `act`, or to null if the
  * user cancels.
  * @template T

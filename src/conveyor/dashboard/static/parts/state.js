@@ -20,6 +20,7 @@ const LOOKS = {
   ready: "good",
   closed: "good",
   failed: "bad",
+  failing: "bad",
   open: "bad",
   disabled: "idle",
   cancelled: "idle",

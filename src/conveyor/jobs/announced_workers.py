@@ -1,0 +1,125 @@
+"""Announced workers: a worker tells in a document where it runs, its version and slots, and which handlers it has. It
+writes the document again every minute; one that was not written for three minutes does not count.
+
+The fleet page shows them, and a submit refuses a handler that no live worker has.
+"""
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from conveyor import __version__
+from conveyor.clock import Clock
+from conveyor.engines.records import Document, DocumentRecords
+from conveyor.errors import UnknownHandler
+from conveyor.faults import crashpoint
+from conveyor.model import TenantId
+
+ANNOUNCED = "announced_worker"
+ANNOUNCED_TENANT = TenantId("~workers")
+ANNOUNCE_SECONDS = 60.0
+
+_LIVES = 3 * ANNOUNCE_SECONDS
+_MAX_WORKERS = 1000
+_MAX_HANDLERS = 500
+# How long the handlers of the fleet are cached.
+_FRESH = 10.0
+
+
+class AnnouncedWorker(msgspec.Struct, frozen=True):
+    """The body of the document, as JSON."""
+
+    at: float
+    started_at: float
+    host: str
+    process: int
+    version: str
+    slots: int
+    # Null if it does not run handlers, or has too many to name.
+    handlers: Sequence[str] | None = None
+
+
+class LiveWorker(NamedTuple):
+    """A worker that counts as alive."""
+
+    name: str
+    said: AnnouncedWorker
+
+
+_workers = msgspec.json.Decoder(AnnouncedWorker)
+
+
+class WorkerAnnouncement:
+    """The document of one worker."""
+
+    def __init__(
+        self, documents: DocumentRecords, clock: Clock, name: str, slots: int, handlers: Sequence[str] | None
+    ) -> None:
+        self._documents = documents
+        self._clock = clock
+        self._name = name
+        self._stored: Document | None = None
+        names = None if handlers is None or len(handlers) > _MAX_HANDLERS else list(handlers)
+        now = clock.now()
+        self._said = AnnouncedWorker(now, now, platform.node(), os.getpid(), __version__, slots, names)
+
+    async def renew(self) -> float:
+        """Write the document; returns the seconds until it has to be written again."""
+        now = self._clock.now()
+        body = msgspec.json.encode(msgspec.structs.replace(self._said, at=now))
+        row = Document(ANNOUNCED, ANNOUNCED_TENANT, self._name, body, expires_at=now + _LIVES)
+        crashpoint("worker.announce.before")
+        if self._stored is not None:
+            row = msgspec.structs.replace(row, version=self._stored.version)
+            self._stored = await self._documents.replace_document(row)
+        if self._stored is None:
+            await self._documents.create_documents([row])
+            self._stored = await self._documents.document(ANNOUNCED, ANNOUNCED_TENANT, self._name)
+        crashpoint("worker.announce.after")
+        return ANNOUNCE_SECONDS
+
+    async def close(self) -> None:
+        """Remove the document: the worker has stopped."""
+        if self._stored is not None:
+            await self._documents.remove_document(self._stored)
+            self._stored = None
+
+
+async def live_workers(documents: DocumentRecords, now: float) -> list[LiveWorker]:
+    """The workers that have announced themselves lately, at most a thousand."""
+    rows = (await documents.documents(ANNOUNCED, ANNOUNCED_TENANT, None, _MAX_WORKERS)).items
+    workers = [LiveWorker(row.id, _workers.decode(row.body)) for row in rows]
+    return [worker for worker in workers if worker.said.at + _LIVES > now]
+
+
+class KnownHandlers:
+    """The handlers that live workers have."""
+
+    def __init__(self, documents: DocumentRecords, clock: Clock) -> None:
+        self._documents = documents
+        self._clock = clock
+        self._read_at = -_FRESH
+        self._names: frozenset[str] | None = None
+
+    async def check(self, name: str | None) -> None:
+        """Raise UnknownHandler if workers are alive and none of them has it. Every name is accepted if none is alive,
+        or if any of them does not tell its handlers."""
+        if name is None or await self._has(name):
+            return
+        raise UnknownHandler(handler=name, known=sorted(self._names or ())[:20])
+
+    async def _has(self, name: str) -> bool:
+        now = self._clock.monotonic()
+        if self._names is not None and name in self._names and now - self._read_at < _FRESH:
+            return True
+        # A name that is unknown is read again: its worker may have started a moment ago.
+        workers = await live_workers(self._documents, self._clock.now())
+        if not workers or any(worker.said.handlers is None for worker in workers):
+            self._names = None
+            return True
+        self._names = frozenset(name for worker in workers for name in worker.said.handlers or ())
+        self._read_at = now
+        return name in self._names
