@@ -685,6 +685,8 @@ class Counts(msgspec.Struct, frozen=True):
         return self.succeeded + self.failed + self.cancelled
 
 
+# The error code of a task whose body arrived and is stored, but `extract` failed with it.
+EXTRACT_FAILED = "extract_failed"
 OUTCOMES = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED})
 
 
@@ -733,6 +735,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     # Only dead-lettered tasks; only tasks whose body is damaged or missing.
     dead_lettered: bool = False
     damaged: bool = False
+    # Only tasks with a body to extract from, which is what the run does, without requests.
+    extract_only: bool = False
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 

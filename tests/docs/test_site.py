@@ -76,7 +76,7 @@ def test_every_error_code_of_a_task_is_described() -> None:
     for code in re.findall(r"(?:TaskError|Failure)\(\s*\"([a-z_]+)\"", source):
         assert code in reference.TASK_ERRORS, code
     for code in reference.TASK_ERRORS:
-        assert f'"{code}"' in source or code in {"bad_url", "target_refused"}, code
+        assert f'"{code}"' in source or code in {"bad_url", "target_refused", "extract_failed"}, code
 
 
 def test_every_event_of_a_task_is_one() -> None:

@@ -123,6 +123,68 @@ async def test_a_parser_that_hangs_or_kills_its_process_costs_its_own_task(api: 
     assert {items[1]["error"]["code"], items[2]["error"]["code"]} == {"extract_failed"}
 
 
+async def test_a_failed_extraction_is_repeated_without_a_request(api: Api, site: ProductSite) -> None:
+    job_id = await ran(api, site, "fussy", 14)
+    asked = site.requests.total()
+    answer = await api.post(f"/v1/jobs/{job_id}/rerun", {"options": {"extract": "product"}})
+    assert answer.status == 202, answer.body
+    job = await ended(api, job_id)
+    assert (job["run"]["total"], job["counts"]["succeeded"], site.requests.total()) == (2, 14, asked)
+    items = await results(api, job_id)
+    assert [item["extracted"]["title"] for item in items] == [f"Product {number}" for number in range(14)]
+    # Its body is the one of the first run.
+    assert (items[3]["size"], items[3]["http_status"]) == (len(site.page(3)), 200)
+    assert (await api.get(items[3]["body_url"], auth=False)).body == site.page(3)
+    assert not (await verified(api.system)).by_kind
+
+
+async def test_a_rerun_fetches_what_was_not_fetched(api: Api, site: ProductSite) -> None:
+    site.broken.add(5)
+    job_id = await ran(api, site, "fussy", 8, attempts=1)
+    site.broken.clear()
+    asked = site.requests.copy()
+    await api.post(f"/v1/jobs/{job_id}/rerun", {"options": {"extract": "product"}})
+    await ended(api, job_id)
+    assert site.requests - asked == {5: 1}
+    assert {item["status"] for item in await results(api, job_id)} == {"succeeded"}
+
+
+async def test_extract_only_makes_no_request(api: Api, site: ProductSite) -> None:
+    site.broken.add(5)
+    job_id = await ran(api, site, "fussy", 8, attempts=1, rate_per_host=1000.0, upstream="shop")
+    asked = site.requests.total()
+    async with AsyncClient(api.url, api.key) as client:
+        job = await client.job(job_id)
+        await job.rerun(extract_only=True, extract="offers")
+        await job.wait()
+        assert (job.data["run"]["total"], job.data["run"]["counts"]["succeeded"]) == (7, 7)
+        assert job.data["run"]["lineage"]["extract_only"] is True
+        items = [item for item in await results(api, job_id) if item["index"] != 5]
+        assert [len(item["extracted"]) for item in items] == [number % 3 for number in range(8) if number != 5]
+        # Once more, of those that fail now.
+        await job.rerun(extract_only=True, extract="fussy")
+        await job.wait()
+        await job.rerun(extract_only=True, failed=True, extract="product")
+        await job.wait()
+        assert (job.data["run"]["total"], job.data["counts"]["succeeded"]) == (1, 7)
+    assert site.requests.total() == asked
+    assert not (await verified(api.system)).by_kind
+
+
+async def test_extract_only_needs_a_function(api: Api, site: ProductSite) -> None:
+    tasks = [site.url(1)]
+    job_id = (await api.submit({"tasks": tasks})).json["id"]
+    await ended(api, job_id)
+    answer = await api.post(f"/v1/jobs/{job_id}/rerun", {"extract_only": True})
+    assert (answer.status, answer.json["field"]) == (400, "extract_only")
+    # A job that had none can get one.
+    assert (
+        await api.post(f"/v1/jobs/{job_id}/rerun", {"extract_only": True, "options": {"extract": "product"}})
+    ).status == 202
+    await ended(api, job_id)
+    assert [item["extracted"]["title"] for item in await results(api, job_id)] == ["Product 1"]
+
+
 async def test_all_is_verified_and_deleted(api: Api, site: ProductSite) -> None:
     job_id = await ran(api, site, "long", 3)
     assert not (await verified(api.system)).by_kind

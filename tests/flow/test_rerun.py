@@ -332,6 +332,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
         "indexes": [],
         "dead_lettered": False,
         "damaged": False,
+        "extract_only": False,
         "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
     }
     assert [run["number"] for run in third["runs"]] == [3, 2, 1]

@@ -13,6 +13,8 @@ class ProductSite:
         self.versions: Counter[int] = Counter()
         self.requests: Counter[int] = Counter()
         self.conditional: Counter[int] = Counter()
+        # Products whose pages are answered 500.
+        self.broken: set[int] = set()
         self._port = 0
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -64,6 +66,8 @@ class ProductSite:
         self.conditional[number] += known is not None
         if known == etag:
             return f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\n\r\n".encode()
+        if number in self.broken:
+            return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 5\r\n\r\nsorry"
         body = self.page(number)
         return (
             f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nETag: {etag}\r\n"

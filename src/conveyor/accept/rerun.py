@@ -27,7 +27,7 @@ from conveyor.jobs.deadlines import write_deadline
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.jobs.job_counts import job_counts
 from conveyor.lists.inputs import MAX_LABEL
-from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, is_resumable
+from conveyor.model import EXTRACT_FAILED, Job, Lineage, OutboxEvent, Run, RunId, is_resumable
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -52,8 +52,11 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RerunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which tasks to rerun, and options that replace those of the job."""
 
-    select: Literal["failed", "all"] | Selection = "failed"
+    # By default failed tasks; with `extract_only`, all that have a body to extract from.
+    select: Literal["failed", "all"] | Selection | msgspec.UnsetType = msgspec.UNSET
     options: dict[str, Any] = {}
+    # Call `extract` with the bodies that are stored, and make no request.
+    extract_only: bool = False
 
 
 class Rerun:
@@ -181,11 +184,14 @@ class Rerun:
 
 def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     """Which tasks the new run has. Raises InvalidField."""
-    parent, overrides = job.run.run_id, spec.options
-    if spec.select == "all":
-        return Lineage(parent, overrides=overrides)
-    if spec.select == "failed":
-        return Lineage(parent, [TaskStatus.FAILED], overrides=overrides)
+    parent, overrides, extract_only = job.run.run_id, spec.options, spec.extract_only
+    if extract_only:
+        _check_extract(job, spec)
+    if spec.select == "all" or (spec.select is msgspec.UNSET and extract_only):
+        return Lineage(parent, overrides=overrides, extract_only=extract_only)
+    if spec.select is msgspec.UNSET or spec.select == "failed":
+        error_code = EXTRACT_FAILED if extract_only else None
+        return Lineage(parent, [TaskStatus.FAILED], error_code, overrides=overrides, extract_only=extract_only)
     selection = spec.select
     if selection == Selection():
         raise InvalidField('`select` must be "failed", "all", or say which tasks.', field="select")
@@ -203,8 +209,19 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
         selection.http_status,
         selection.tag,
         damaged=selection.damaged,
+        extract_only=extract_only,
         overrides=overrides,
     )
+
+
+def _check_extract(job: Job, spec: RerunSpec) -> None:
+    if not spec.options.get("extract", job.options.extract):
+        raise InvalidField(
+            "`extract_only` needs `extract`: the job has none. Name a registered function in `options`.",
+            field="extract_only",
+        )
+    if isinstance(spec.select, Selection) and spec.select.damaged:
+        raise InvalidField("`extract_only` cannot read damaged bodies. Rerun them with requests.", field="extract_only")
 
 
 def _check_label(name: str, text: str | None, max_length: int) -> None:

@@ -31,6 +31,8 @@ class LineageShape(Shape, frozen=True):
     dead_lettered: bool
     # Only tasks whose body is damaged or missing.
     damaged: bool
+    # Only tasks with a stored body; the run extracts from these and makes no request.
+    extract_only: bool
     # The options that this run overrides.
     options: dict[str, Any]
 

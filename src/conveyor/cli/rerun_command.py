@@ -27,6 +27,7 @@ from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
 _SELECT = "Tasks to rerun"
+_EXTRACT = "Extract again"
 
 
 def rerun(
@@ -52,6 +53,23 @@ def rerun(
         bool,
         typer.Option("--damaged", rich_help_panel=_SELECT, help="Tasks whose stored body is damaged or missing."),
     ] = False,
+    extract_only: Annotated[
+        bool,
+        typer.Option(
+            "--extract-only",
+            rich_help_panel=_EXTRACT,
+            help="Make no request: extract again from the stored bodies, by default from all of them.",
+        ),
+    ] = False,
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            "--handler",
+            metavar="NAME",
+            rich_help_panel=_EXTRACT,
+            help="With --extract-only: the registered Python function to call. [that of the job's --extract]",
+        ),
+    ] = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     attempts: Attempts = None,
@@ -69,7 +87,8 @@ def rerun(
 ) -> None:
     """Rerun tasks of a job, by default the failed ones.
 
-    Tasks are selected by their latest result. Several conditions must all match.
+    Tasks are selected by their latest result. Several conditions must all match. A failed task whose body is stored and
+    only its --extract failed is extracted again, without a request.
 
     If the ingest of the job failed, rerun resumes it where it stopped. Fix the cause first.
     """
@@ -79,7 +98,10 @@ def rerun(
         raise BadInput(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
+    if handler is not None and not extract_only:
+        raise BadInput("--handler names a function for --extract-only. Pass both, or neither.")
     options = job_spec(
+        extract=handler,
         concurrency=concurrency,
         rate=rate,
         attempts=attempts,
@@ -101,6 +123,7 @@ def rerun(
             http_status=http_status,
             tag=tag,
             damaged=damaged,
+            extract_only=extract_only,
             **options,
         )
     if as_json:

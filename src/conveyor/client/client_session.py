@@ -76,9 +76,15 @@ class ClientSession:
         return await self.transport.json("PATCH", path_of("jobs", job_id), body=options)
 
     async def rerun(
-        self, job_id: str, select: str | Mapping[str, Any], options: Mapping[str, Any], idempotency_key: str | None
+        self,
+        job_id: str,
+        select: str | Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        idempotency_key: str | None,
+        extract_only: bool = False,
     ) -> Json:
-        body = {"select": select, "options": options}
+        body = {"select": select, "options": options, "extract_only": extract_only or None}
+        body = {name: value for name, value in body.items() if value is not None}
         key = idempotency_key or new_key()
         return await self.transport.json("POST", path_of("jobs", job_id, "rerun"), body=body, idempotency_key=key)
 

@@ -103,14 +103,18 @@ class JobHandle(JobView):
         http_status: int | None = None,
         tag: str | None = None,
         damaged: bool = False,
+        extract_only: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """Start a new run over tasks, selected by their latest result: by default the failed ones. Several conditions
         must all match; `damaged` selects tasks whose stored body is damaged or missing. If the ingest of the job
-        failed, resume it instead. Options override those of the job."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged)
-        return self._update(drive(self._session.rerun(self.id, selection, options, idempotency_key)))
+        failed, resume it instead. Options override those of the job.
+
+        `extract_only` makes no request: it calls the job's `extract`, or the one given here, with the stored bodies, by
+        default with all of them."""
+        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged, extract_only)
+        return self._update(drive(self._session.rerun(self.id, selection, options, idempotency_key, extract_only)))
 
     def cancel(self) -> Self:
         """Cancel the job: start no more tasks. Results so far are kept; `rerun(cancelled=True)` runs the rest."""
@@ -226,12 +230,13 @@ class AsyncJob(JobView):
         http_status: int | None = None,
         tag: str | None = None,
         damaged: bool = False,
+        extract_only: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """As Job.rerun."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged)
-        return self._update(await self._session.rerun(self.id, selection, options, idempotency_key))
+        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged, extract_only)
+        return self._update(await self._session.rerun(self.id, selection, options, idempotency_key, extract_only))
 
     async def cancel(self) -> Self:
         """As Job.cancel."""

@@ -176,8 +176,10 @@ def rerun_choice(
     http_status: int | None = None,
     tag: str | None = None,
     damaged: bool = False,
+    extract_only: bool = False,
 ) -> str | dict[str, Any]:
-    """Make the `select` of POST /v1/jobs/{id}/rerun. Raises BadInput."""
+    """Make the `select` of POST /v1/jobs/{id}/rerun: by default failed tasks, or all that can be extracted from. Raises
+    BadInput."""
     conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
     conditions["damaged"] = True if damaged else None
     conditions = {name: value for name, value in conditions.items() if value is not None}
@@ -186,4 +188,8 @@ def rerun_choice(
         raise BadInput("`all` selects every task and cannot be combined with other conditions.")
     if all:
         return "all"
-    return {**conditions, **({"status": statuses} if statuses else {})} or "failed"
+    if extract_only and not conditions and statuses == ["failed"]:
+        # Those whose extraction failed; the others have nothing to extract from.
+        return "failed"
+    default = "all" if extract_only else "failed"
+    return {**conditions, **({"status": statuses} if statuses else {})} or default

@@ -17,7 +17,7 @@ from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.ingest.damaged_bodies import damaged_tasks
 from conveyor.ingest.plan import LeaseLostError, Renew
-from conveyor.jobs.latest_outcomes import latest_outcomes, only_latest
+from conveyor.jobs.latest_outcomes import is_extractable, latest_outcomes, only_latest
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
 from conveyor.model import (
@@ -95,6 +95,8 @@ async def copy_tasks(
                 latest = await only_latest(tasks, place == 0, keys[:place:-1], chosen)
             else:
                 latest = await latest_outcomes(tasks, keys, chosen)
+            if lineage.extract_only:
+                latest = [task for task in latest if is_extractable(task)]
             if lineage.damaged:
                 damaged: list[Task] = []
                 async for some in damaged_tasks(blobs, latest):

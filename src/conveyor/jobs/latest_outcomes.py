@@ -8,7 +8,7 @@ task; a rerun has those that it selected.
 from collections.abc import Sequence
 
 from conveyor.engines.tasks import Tasks
-from conveyor.model import OUTCOMES, RunKey, Task
+from conveyor.model import EXTRACT_FAILED, OUTCOMES, RunKey, Task
 from conveyor.states import TaskStatus
 
 # What a task without an outcome is shown as: a higher rank wins, and of equals the newer run.
@@ -18,6 +18,11 @@ _RANKS = {TaskStatus.PENDING: 0, TaskStatus.CANCELLED: 1, TaskStatus.SUCCEEDED: 
 def hides(newer: Task, older: Task) -> bool:
     """Whether the task of a newer run takes the place of the one of an older run."""
     return _RANKS[newer.status] >= _RANKS[older.status]
+
+
+def is_extractable(task: Task) -> bool:
+    """Whether the task has a stored body that its target gave for an answer."""
+    return task.detail.body is not None and (task.status is TaskStatus.SUCCEEDED or task.error_code == EXTRACT_FAILED)
 
 
 async def latest_outcomes(tasks: Tasks, runs: Sequence[RunKey], first_run: Sequence[Task]) -> list[Task]:

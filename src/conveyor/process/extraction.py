@@ -6,18 +6,35 @@ It is part of the attempt: the body, what was extracted and the status are recor
 fails has the error `extract_failed` and keeps its body, so that a rerun extracts again without a request.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import BodyDamaged
-from conveyor.model import BodyRef, Job, Outcome, TaskError, TaskRef
+from conveyor.model import (
+    EXTRACT_FAILED,
+    BodyRef,
+    Job,
+    Outcome,
+    ResultDetail,
+    StoredAs,
+    Task,
+    TaskError,
+    TaskId,
+    TaskRef,
+)
 from conveyor.process.executors.python.handler_calls import CallResult, PageCall, SentPage, missing
 from conveyor.process.outcomes import detail_json, with_error
+from conveyor.read.body_reader import read_all
 from conveyor.read.results import stream_body
 from conveyor.states import TaskStatus
 
-EXTRACT_FAILED = "extract_failed"
+# Bytes of stored bodies that are read together, and how often at once.
+_WINDOW_BYTES = 8 * 1024 * 1024
+_WINDOWS = 4
 
 
 @runtime_checkable
@@ -34,25 +51,26 @@ class Extractor:
     def __init__(self, caller: object, blobs: Blobs) -> None:
         self._caller = caller if isinstance(caller, CallsExtract) else None
         self._blobs = blobs
+        self._reading = asyncio.Semaphore(_WINDOWS)
 
     async def extract(self, job: Job, refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
         """Extract from the bodies of succeeded outcomes, and change these: they get the result, or have failed."""
-        chosen: list[Outcome] = []
-        calls: list[PageCall] = []
-        for ref, outcome in zip(refs, outcomes, strict=True):
-            if not has_page(outcome):
-                continue
-            page = await self._page(job, outcome)
-            if page is not None:
-                chosen.append(outcome)
-                calls.append(PageCall(ref.index, ref.input, ref.attempt, ref.since, page))
-        if not calls:
-            return
+        pairs = [(ref, outcome) for ref, outcome in zip(refs, outcomes, strict=True) if has_page(outcome)]
+        arrived = [(ref, outcome, _sent_page(outcome)) for ref, outcome in pairs if outcome.body is not None]
+        stored = [pair for pair in pairs if pair[1].body is None]
+        if arrived:
+            await self._call(job, arrived)
+        for window in _windows(stored):
+            async with self._reading:
+                await self._call(job, await self._read(job, window))
+
+    async def _call(self, job: Job, pages: Sequence[tuple[TaskRef, Outcome, SentPage]]) -> None:
+        calls = [PageCall(ref.index, ref.input, ref.attempt, ref.since, page) for ref, _, page in pages]
         if self._caller is None:
             results = [missing(job.options.extract, [])] * len(calls)
         else:
             results = await self._caller.extract(job, calls)
-        for outcome, result in zip(chosen, results, strict=True):
+        for (_, outcome, _), result in zip(pages, results, strict=True):
             if result.code is not None:
                 _fail(outcome, result.message)
                 continue
@@ -60,28 +78,29 @@ class Extractor:
             if not job.options.keep_bodies:
                 outcome.body = None
 
-    async def _page(self, job: Job, outcome: Outcome) -> SentPage | None:
-        """The page of an outcome; None if its body cannot be sent, and the outcome has failed."""
-        body, stored, length = outcome.body, outcome.stored, outcome.length
-        if body is None:
-            assert outcome.kept is not None
-            body = await self._read(job, outcome, outcome.kept)
-            if body is None:
-                return None
-            stored = None
-        return SentPage(
-            memoryview(body),
-            len(body) if stored is None else length,
-            stored,
-            outcome.http_status,
-            detail_json(outcome),
-        )
-
-    async def _read(self, job: Job, outcome: Outcome, ref: BodyRef) -> bytes | None:
+    async def _read(
+        self, job: Job, window: Sequence[tuple[TaskRef, Outcome]]
+    ) -> list[tuple[TaskRef, Outcome, SentPage]]:
+        """The pages of outcomes whose bodies are stored. Those whose body cannot be sent have failed."""
         limit = job.options.max_body_bytes
-        if ref.length > limit:
-            _fail(outcome, f"the body has {ref.length} bytes, and `extract` gets at most `max_body_bytes`, {limit}")
-            return None
+        tasks = [_as_task(ref, outcome) for ref, outcome in window]
+        bodies, damaged = await read_all(self._blobs, tasks)
+        pages = []
+        for place, (ref, outcome) in enumerate(window):
+            assert outcome.kept is not None
+            body, length = bodies[place], outcome.kept.length
+            if length > limit:
+                _fail(outcome, f"the body has {length} bytes, and `extract` gets at most `max_body_bytes`, {limit}")
+            elif place in damaged:
+                _fail(outcome, damaged[place].message)
+            else:
+                if body is None:
+                    body = await self._read_long(outcome, outcome.kept)
+                if body is not None:
+                    pages.append((ref, outcome, _page(outcome, body, None, length)))
+        return pages
+
+    async def _read_long(self, outcome: Outcome, ref: BodyRef) -> bytes | None:
         try:
             return b"".join([piece async for piece in stream_body(self._blobs, ref)])
         except BodyDamaged as error:
@@ -92,6 +111,36 @@ class Extractor:
 def has_page(outcome: Outcome) -> bool:
     """Whether there is a body to extract from."""
     return outcome.status is TaskStatus.SUCCEEDED and (outcome.body is not None or outcome.kept is not None)
+
+
+def _sent_page(outcome: Outcome) -> SentPage:
+    body = outcome.body or b""
+    return _page(outcome, body, outcome.stored, len(body) if outcome.stored is None else outcome.length)
+
+
+def _page(outcome: Outcome, body: bytes | memoryview, stored: StoredAs | None, length: int) -> SentPage:
+    return SentPage(memoryview(body), length, stored, outcome.http_status, detail_json(outcome))
+
+
+def _windows(pairs: Sequence[tuple[TaskRef, Outcome]]) -> Iterator[list[tuple[TaskRef, Outcome]]]:
+    """Outcomes whose bodies are read together, bounded in bytes."""
+    window: list[tuple[TaskRef, Outcome]] = []
+    size = 0
+    for pair in pairs:
+        length = 0 if pair[1].kept is None else pair[1].kept.length
+        if window and size + length > _WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(pair)
+        size += length
+    if window:
+        yield window
+
+
+def _as_task(ref: TaskRef, outcome: Outcome) -> Task:
+    """What a reader of bodies needs of a task."""
+    detail = ResultDetail(body=outcome.kept)
+    return Task(TaskId(""), ref.index, msgspec.Raw(b"null"), outcome.status, detail=detail)
 
 
 def _fail(outcome: Outcome, message: str) -> None:

@@ -13,6 +13,8 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
 from conveyor.model import LONG_KINDS, Job, LongTask, Mode, Outcome, TaskError, TaskRef
+from conveyor.process.earlier_outcomes import EarlierOutcomes
+from conveyor.process.executors.stored_body_executor import is_extract_only, without_targets
 from conveyor.process.extraction import Extractor
 from conveyor.process.gate import Gate
 from conveyor.process.recorder import LeasedChunk, Recorder
@@ -89,6 +91,7 @@ class LaneTools(NamedTuple):
     stuck_after: float = 600.0
     # For jobs with `extract`.
     extractor: Extractor | None = None
+    earlier: EarlierOutcomes | None = None
 
 
 class Lane(ABC):
@@ -118,6 +121,7 @@ class Lane(ABC):
         self._clock = tools.clock
         self._gate = tools.gate
         self._extractor = tools.extractor
+        self._earlier = tools.earlier
         # Pages that were fetched and wait for what `extract` makes of them.
         self._extracting = 0
         self._waiting: RetryFirstQueue[LeasedRef] = RetryFirstQueue(tools.recovery_ratio)
@@ -221,8 +225,9 @@ class Lane(ABC):
     def follow(self, job: Job) -> None:
         """Apply the job's changed options. New limits hold for references that wait; running attempts keep the old."""
         self.job = job
-        self._gate.follow(job)
-        if self._limits.follow(job):
+        limited = without_targets(job) if is_extract_only(job) else job
+        self._gate.follow(limited)
+        if self._limits.follow(limited):
             self._targets.follow()
             self._owner.request_tick()
 

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from conveyor.model import LONG_KINDS, Job, LongTask, Outcome
+from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskRef
+from conveyor.process.earlier_outcomes import may_have_stored
+from conveyor.process.executors.stored_body_executor import is_extract_only
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.recorder import LeasedChunk
 from conveyor.process.retry import WORKER_LOST
@@ -139,7 +141,7 @@ class LocalLane(Lane):
         """Have the executor attempt the references. None: the outcomes do not count."""
         refs = [entry.ref for entry in entries]
         try:
-            attempting = self._executor.attempt(self.job, refs)
+            attempting = self._attempt_or_reuse(refs)
             outcomes = await self._watchdog.guard(self.job, entries, refs, entries[0].chunk.generation, attempting)
             assert 0 < len(outcomes) <= len(refs)
             entries = self._take_back(entries, len(outcomes))
@@ -162,6 +164,16 @@ class LocalLane(Lane):
             self._waiting.extendleft(reversed(entries[attempted:]))
             self.set_width(self.width)
         return entries[:attempted]
+
+    async def _attempt_or_reuse(self, refs: list[TaskRef]) -> list[Outcome]:
+        """Have the executor attempt the references that have no stored body to extract from."""
+        if not may_have_stored(self.job) or is_extract_only(self.job):
+            return await self._executor.attempt(self.job, refs)
+        assert self._earlier is not None
+        stored = await self._earlier.stored(self.job, refs)
+        others = [ref for ref in refs if ref.index not in stored]
+        fetched = iter(await self._executor.attempt(self.job, others) if others else [])
+        return [stored[ref.index] if ref.index in stored else next(fetched) for ref in refs]
 
     async def _remove_poisoned(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> Finished:
         """Hand poison tasks to the worker; returns the others."""

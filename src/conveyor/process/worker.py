@@ -31,8 +31,10 @@ from conveyor.process.arrivals import Arrivals
 from conveyor.process.body_store import BodyStore
 from conveyor.process.breaker_sharing import BreakerSharing
 from conveyor.process.dropped_lanes import DroppedLanes
+from conveyor.process.earlier_outcomes import EarlierOutcomes
 from conveyor.process.errand import Errand
 from conveyor.process.executors import Executor
+from conveyor.process.executors.stored_body_executor import StoredBodyExecutor, is_extract_only, without_targets
 from conveyor.process.extraction import Extractor
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
@@ -92,6 +94,8 @@ class Worker:
         self._lifecycle = lifecycle
         self._executors = executors
         self._extractor = Extractor(executors.get(JobKind.PYTHON), bodies.blobs)
+        self._earlier = EarlierOutcomes(records, tasks)
+        self._stored = StoredBodyExecutor(self._earlier)
         self._lanes: dict[RunId, Lane] = {}
         self._recorder = Recorder(
             records.documents,
@@ -315,16 +319,19 @@ class Worker:
         yield from self._dropped.in_flight()
 
     def _open_lane(self, job: Job) -> Lane:
-        settings, executor = self._settings, self._executors[job.kind]
+        settings, executor, limited = self._settings, self._executors[job.kind], job
+        if is_extract_only(job):
+            executor, limited = self._stored, without_targets(job)
         tools = LaneTools(
             owner=self,
             recorder=self._recorder,
-            limits=TargetLimits(self._coordinator, job, self.name, settings.lease_seconds),
-            gate=Gate(self._breakers, job, executor.origins(job), settings.gateway, self._max_blocked_delay),
+            limits=TargetLimits(self._coordinator, limited, self.name, settings.lease_seconds),
+            gate=Gate(self._breakers, limited, executor.origins(job), settings.gateway, self._max_blocked_delay),
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,
             extractor=self._extractor,
+            earlier=self._earlier,
         )
         return executor.lane(job, tools)
 

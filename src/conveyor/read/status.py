@@ -251,6 +251,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "indexes": list(lineage.indexes),
         "dead_lettered": lineage.dead_lettered,
         "damaged": lineage.damaged,
+        "extract_only": lineage.extract_only,
         "options": shown_options(lineage.overrides),
     }
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from conveyor.model import Job, Outcome
+from conveyor.process.earlier_outcomes import may_have_stored
 from conveyor.process.executors.fetch.frames import StoredPages
 from conveyor.process.extraction import has_page
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
@@ -16,6 +19,8 @@ from conveyor.process.recorder import LeasedChunk
 if TYPE_CHECKING:
     from conveyor.process.executors.fetch.fetchers import Fetchers
 
+
+log = structlog.get_logger()
 
 # Pages that may wait for `extract` in one lane, or twice its width; and bytes of them, above which no pack is read.
 _EXTRACTING = 256
@@ -85,17 +90,21 @@ class RemoteLane(Lane):
     def _record_after_extraction(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         """Record what failed; the others once their bodies went through the job's `extract`."""
         self._gate.record(entries, outcomes)
-        pages = [pair for pair in zip(entries, outcomes, strict=True) if has_page(pair[1])]
-        if len(pages) < len(entries):
-            others = [pair for pair in zip(entries, outcomes, strict=True) if not has_page(pair[1])]
+        pairs = list(zip(entries, outcomes, strict=True))
+        others = [pair for pair in pairs if not has_page(pair[1])]
+        if others:
             self._add_outcomes([entry for entry, _ in others], [outcome for _, outcome in others])
-        if pages:
-            extracting = asyncio.create_task(self._extract_pages(pages))
+        pages = [pair for pair in pairs if has_page(pair[1])]
+        self._extract_later([entry for entry, _ in pages], [outcome for _, outcome in pages])
+
+    def _extract_later(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        """Start the extraction from the bodies of these outcomes, which records them."""
+        if entries:
+            extracting = asyncio.create_task(self._extract_pages(entries, outcomes))
             self._extractions.add(extracting)
             extracting.add_done_callback(self._on_extracted)
 
-    async def _extract_pages(self, pages: list[tuple[LeasedRef, Outcome]]) -> None:
-        entries, outcomes = [entry for entry, _ in pages], [outcome for _, outcome in pages]
+    async def _extract_pages(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         size = sum([len(outcome.body or b"") for outcome in outcomes])
         self._extracting_bytes += size
         try:
@@ -234,4 +243,26 @@ class RemoteLane(Lane):
     def _hand_over(self, entries: list[LeasedRef]) -> None:
         entries = self._fail_late(entries)
         self._count_sent(len(entries))
-        self._fetchers.start(self, entries)
+        if entries and may_have_stored(self.job):
+            self._spawn(self._start_or_reuse(entries))
+        else:
+            self._fetchers.start(self, entries)
+
+    async def _start_or_reuse(self, entries: list[LeasedRef]) -> None:
+        """Send the references that have no stored body to extract from."""
+        assert self._earlier is not None
+        try:
+            stored = await self._earlier.stored(self.job, [entry.ref for entry in entries])
+        except Exception as error:
+            log.warning("earlier outcomes not read", run=self.job.run.run_id, error=repr(error))
+            self._return(entries)
+            self._put_back(entries, error)
+            return
+        except BaseException:
+            self._return(entries)
+            raise
+        reused = [entry for entry in entries if entry.ref.index in stored]
+        self._return(reused)
+        self._gate.release(reused)
+        self._extract_later(reused, [stored[entry.ref.index] for entry in reused])
+        self._fetchers.start(self, [entry for entry in entries if entry.ref.index not in stored])
