@@ -25,6 +25,7 @@ from conveyor.engines.records import Document
 from conveyor.model import OutboxEvent, TenantId
 from conveyor.notify import deliverer, progress_notifier
 from conveyor.notify import dispatcher as notify
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.deliveries import DELIVERY, delivery_of
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.webhooks import Webhooks, WebhookSpec
@@ -33,6 +34,7 @@ from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.support.api import Api
 from tests.support.clocks import JumpingClock
+from tests.support.engine_switch import Switch
 from tests.support.make_jobs import ACME, make_job, make_notice
 from tests.support.places import quick_place
 from tests.support.receiver import Act, Receiver, answering, hang, hang_up, signature, then_cut, then_hanging
@@ -668,6 +670,15 @@ class TestTrying:
 
 
 class TestKeeping:
+    async def test_events_that_nobody_waits_for_cost_no_read_each(self, system: System, settings: Settings) -> None:
+        for number in range(30):
+            await tell(system, number=number)
+        switch = Switch()
+        switched = switch.system(system, "records")
+        notifier = OutboxDispatcher(settings, switched.records, system.tasks, system.clock, StepAnswers(switched))
+        assert (await notifier.run_once()).notices == 30
+        assert switch.calls["records.documents.documents"] <= 3
+
     async def test_two_notifiers_and_a_repeated_one_make_the_same(
         self, server: Api, system: System, settings: Settings
     ) -> None:

@@ -24,6 +24,7 @@ from conveyor.coordination.parallel import at_once
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.jobs.callbacks import CALLBACK
 from conveyor.jobs.event_names import (
     FINAL_EVENTS,
     MAX_NOTIFY,
@@ -102,10 +103,11 @@ class OutboxDispatcher:
         events = await self._records.outbox.undispatched(_EVENTS + self._isolation.skipped)
         self._isolation.forget_others({event.notice_id for event in events})
         deliveries: dict[str, list[Document]] = {}
-        endpoints = TenantEndpoints(self._records)
+        # After the events: what waits for one of them was stored before it, or looks for it by itself.
+        tenants = TenantReads(self._records)
 
         async def prepare(event: OutboxEvent) -> None:
-            deliveries[event.notice_id] = await self._prepare(event, endpoints, counts)
+            deliveries[event.notice_id] = await self._prepare(event, tenants, counts)
 
         # By job, so that one process dispatches the events of a job.
         await self._isolation.each(events, _notice_id, prepare, lambda event: event.job_id)
@@ -118,14 +120,12 @@ class OutboxDispatcher:
         counts.deliveries = sum(len(rows) for rows in deliveries.values())
         return counts
 
-    async def _prepare(
-        self, event: OutboxEvent, endpoints: "TenantEndpoints", counts: DispatchCounts
-    ) -> list[Document]:
+    async def _prepare(self, event: OutboxEvent, tenants: "TenantReads", counts: DispatchCounts) -> list[Document]:
         """The deliveries of an event, after the answers to state machines that wait for it."""
-        deliveries = await self._deliveries(event, await endpoints.of(event.tenant))
+        deliveries = await self._deliveries(event, tenants)
         if event.event in FINAL_EVENTS:
             await self._report_last_failures(event)
-        if self._answers is not None:
+        if self._answers is not None and await tenants.has_any(CALLBACK, event.tenant):
             answers = await self._answers.take(event)
             counts.answers += answers
         return deliveries
@@ -155,14 +155,16 @@ class OutboxDispatcher:
             await self._records.documents.create_documents(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
 
-    async def _deliveries(self, event: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
+    async def _deliveries(self, event: OutboxEvent, tenants: "TenantReads") -> list[Document]:
         """One for each endpoint and each `notify` entry that wants the event."""
+        endpoints = await tenants.endpoints(event.tenant)
         endpoint_ids = {row.id for row in endpoints}
         # By receiver: an endpoint that the job names too gets the event once.
         lanes = {row.id: row.id for row in endpoints if is_wanted(endpoint_of(row).events, event.event)}
-        page = await self._records.documents.documents(NOTIFY, event.tenant, None, MAX_NOTIFY, event.job_id)
-        for row in page.items:
-            lanes |= _receiver_and_lane(row, event.event, endpoint_ids)
+        if await tenants.has_any(NOTIFY, event.tenant):
+            page = await self._records.documents.documents(NOTIFY, event.tenant, None, MAX_NOTIFY, event.job_id)
+            for row in page.items:
+                lanes |= _receiver_and_lane(row, event.event, endpoint_ids)
         now, keep, url = self._clock.now(), self._settings.webhook_log_seconds, self._settings.public_url
         return [delivery_document(event, receiver, lane, now, keep, url) for receiver, lane in lanes.items()]
 
@@ -177,20 +179,31 @@ class OutboxDispatcher:
             await self._progress.report_failures(run, counts, errors, of_job)
 
 
-class TenantEndpoints:
-    """The webhook endpoints of tenants, each tenant's read once in a pass."""
+class TenantReads:
+    """What a pass reads once for each tenant, and not for each event."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._reads: dict[TenantId, asyncio.Task[list[Document]]] = {}
+        self._endpoints: dict[TenantId, asyncio.Task[list[Document]]] = {}
+        self._kinds: dict[tuple[str, TenantId], asyncio.Task[bool]] = {}
 
-    async def of(self, tenant: TenantId) -> list[Document]:
-        """Those that are not disabled."""
-        if tenant not in self._reads:
-            self._reads[tenant] = asyncio.create_task(self._read(tenant))
-        return await self._reads[tenant]
+    async def endpoints(self, tenant: TenantId) -> list[Document]:
+        """The tenant's webhook endpoints that are not disabled."""
+        if tenant not in self._endpoints:
+            self._endpoints[tenant] = asyncio.create_task(self._read_endpoints(tenant))
+        return await self._endpoints[tenant]
 
-    async def _read(self, tenant: TenantId) -> list[Document]:
+    async def has_any(self, kind: str, tenant: TenantId) -> bool:
+        """Whether the tenant may have a document of this kind."""
+        if (kind, tenant) not in self._kinds:
+            self._kinds[kind, tenant] = asyncio.create_task(self._look_for(kind, tenant))
+        return await self._kinds[kind, tenant]
+
+    async def _look_for(self, kind: str, tenant: TenantId) -> bool:
+        page = await self._records.documents.documents(kind, tenant, None, 1)
+        return bool(page.items) or page.next_cursor is not None
+
+    async def _read_endpoints(self, tenant: TenantId) -> list[Document]:
         endpoints: list[Document] = []
         cursor: str | None = None
         while True:
