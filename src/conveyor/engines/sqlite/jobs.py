@@ -114,15 +114,12 @@ class SqliteJobs:
         return read_row(row, _job) if row else None
 
     async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
-        if len(keys) <= _READ_ON_LOOP:
-            now = self._clock.now()
-            found = (
-                self._database.read_one(SQL["job"], {"tenant": tenant, "job_id": job_id, "now": now})
-                for tenant, job_id in dict.fromkeys(keys)
-            )
-            return readable_rows((row for row in found if row), _job)
         values = {"job_ids": msgspec.json.encode([job_id for _, job_id in keys]).decode(), "now": self._clock.now()}
-        jobs = readable_rows(await self._database.rows(SQL["jobs_of"], values), _job)
+        if len(keys) <= _READ_ON_LOOP:
+            rows = self._database.read_few(SQL["jobs_of"], values)
+        else:
+            rows = await self._database.rows(SQL["jobs_of"], values)
+        jobs = readable_rows(rows, _job)
         wanted = frozenset(keys)
         return [job for job in jobs if (job.tenant, job.job_id) in wanted]
 

@@ -1,7 +1,8 @@
 """The Queue on SQLite. A receipt is "<id>.<delivery>": a redelivery of the message makes it stale."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -17,6 +18,15 @@ SQL = named_queries("queue.sql")
 
 _ROWS_IN_ONE_INSERT = 50
 _LONGEST_ID = 18
+
+
+class _Take(NamedTuple):
+    """One receive."""
+
+    queue: QueueName
+    limit: int
+    visibility: float
+    now: float
 
 
 class SqliteQueue:
@@ -35,11 +45,10 @@ class SqliteQueue:
 
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
         now = self._clock.now()
-        values = {"queue": queue, "now": now, "until": now + visibility, "limit": limit}
         # Idle queues are polled often: a read needs no commit.
         if self._database.read_one(SQL["is_due"], {"queue": queue, "now": now}) is None:
             return []
-        rows: list[Any] = await self._database.write(lambda db: db.execute(SQL["take"], values).fetchall())
+        rows = await self._database.write_jointly(_take_all, _Take(queue, limit, visibility, now))
         crashpoint("queue.receive.after")
         return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[2], row[3], row[4]) for row in rows]
 
@@ -136,6 +145,24 @@ class SqliteQueue:
         self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
     ) -> frozenset[str]:
         return await self._database.write(lambda db: _apply(db, query, queue, receipts, values))
+
+
+def _take_all(db: apsw.Connection, takes: list[_Take]) -> list[list[Any]]:
+    """Receive for many receivers: a statement for those that want as many messages for as long."""
+    groups: dict[tuple[int, float, int], dict[QueueName, int]] = {}
+    receivers: Counter[QueueName] = Counter()
+    for place, take in enumerate(takes):
+        # A queue with several receivers is in as many groups: each message is for one of them.
+        groups.setdefault((take.limit, take.visibility, receivers[take.queue]), {})[take.queue] = place
+        receivers[take.queue] += 1
+    taken: list[list[Any]] = [[] for _ in takes]
+    for (limit, visibility, _), places in groups.items():
+        now = max(takes[place].now for place in places.values())
+        queues = msgspec.json.encode(list(places)).decode()
+        values = {"queues": queues, "now": now, "until": now + visibility, "limit": limit}
+        for queue, *row in db.execute(SQL["take"], values).fetchall():
+            taken[places[queue]].append(row)
+    return taken
 
 
 def _ids(message_ids: Collection[str]) -> str:

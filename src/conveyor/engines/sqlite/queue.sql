@@ -4,9 +4,11 @@ SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now LIMIT 1;
 -- name: take
 UPDATE messages SET visible_at = :until, receives = receives + 1, delivery = delivery + 1, held = 1
 WHERE id IN (
-    SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit
+    SELECT due.id FROM json_each(:queues) AS wanted CROSS JOIN messages AS due ON due.id IN (
+        SELECT id FROM messages WHERE queue = wanted.value AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit
+    )
 )
-RETURNING id, delivery, receives, body, starts;
+RETURNING queue, id, delivery, receives, body, starts;
 
 -- name: extend
 UPDATE messages SET visible_at = :until
