@@ -89,6 +89,28 @@ async def test_a_quiet_run_is_left_and_costs_next_to_nothing() -> None:
         assert switch.calls["queue.receive"] <= 2 * len(quiet) + 10
 
 
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_a_run_that_the_worker_finishes_is_left_at_once(is_together: bool) -> None:
+    """Without a poll, and without another read of its job; whether outcomes are written with those of others or not."""
+    async with open_fleet(lease_seconds=LEASE) as fleet:
+        switch = Switch()
+        system = fleet.system if is_together else dataclasses.replace(fleet.system, atomic_flush=None)
+        worker = fleet.worker(system=switch.system(system, "records", "queue"))
+        fleet.system.ready_marks.listeners.append(worker.on_ready)
+        fleet.start(worker)
+        await fleet.passing(10)
+        switch.calls.clear()
+        jobs = [await fleet.submit(3) for _ in range(5)]
+        await fleet.quiet()
+        assert {(await fleet.job(job.job_id)).state for job in jobs} == {RunState.COMPLETED}
+        assert lanes_of(worker) == set()
+        assert switch.calls["queue.receive"] <= 2 * len(jobs)
+        assert switch.calls["records.jobs.jobs_of"] <= len(jobs)
+        await fleet.passing(10)
+        assert len(worker._seats) == 0
+        assert switch.calls["queue.receive"] <= 2 * len(jobs)
+
+
 async def test_a_message_for_a_quiet_run_starts_at_once() -> None:
     async with open_fleet(lease_seconds=LEASE) as fleet:
         worker = fleet.worker()

@@ -142,7 +142,7 @@ class Threads:
         self.busy = 0
         parts: Any = system
         database, blobs = parts.records.jobs._database, parts.blobs._engine
-        for owner, name in ((database, "write"), (database, "read"), (blobs, "_run")):
+        for owner, name in ((database, "write"), (database, "write_jointly"), (database, "read"), (blobs, "_run")):
             setattr(owner, name, self._counted(getattr(owner, name)))
 
     def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -42,6 +42,10 @@ from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
+# How soon an empty queue is polled again; the pause doubles. Retries of this worker, and what others announce, are
+# polled for at once.
+_FIRST_POLL = 0.02
+_FIRST_RECOVERY_POLL = 0.1
 _LONGEST_POLL = 1.0
 _MAX_CHUNKS = 64
 # Lanes that are filled at once. Their bytes count before other lanes get more.
@@ -167,9 +171,7 @@ class Feeder:
 
     async def _admit(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
         """Look up which tasks are unfinished, decide on each chunk, and act on the decision."""
-        chunks = await self._decode_all(lane, queue, deliveries)
-        if recovered:
-            chunks = await self._release_early(lane, queue, chunks)
+        chunks = await self._decode_all(lane, queue, deliveries, recovered=recovered)
         unfinished = await self._tasks.unfinished(
             lane.job.key, [ref.index for _, chunk in chunks for ref in chunk.refs]
         )
@@ -201,6 +203,15 @@ class Feeder:
             if lane.demand == 0:
                 _delay_poll(lane, self._clock.monotonic() + _TRIAL_PAUSE, recovered=recovered)
 
+    def _count_received(self, lane: Lane, chunks: Sequence[tuple[Delivery, Chunk]]) -> None:
+        """Count new references. A lane that has all of its run polls seldom: what others return is marked as ready."""
+        lane.received += sum(len(chunk.refs) for delivery, chunk in chunks if delivery.receives == 1)
+        if lane.has_whole_run and lane.poll_pause == 0:
+            lane.poll_pause = _LONGEST_POLL
+            lane.next_poll = self._clock.monotonic() + _LONGEST_POLL
+            if lane.recovery_pause > 0:
+                lane.recovery_pause, lane.next_recovery = lane.poll_pause, lane.next_poll
+
     async def _release_early(
         self, lane: Lane, queue: QueueName, chunks: list[tuple[Delivery, Chunk]]
     ) -> list[tuple[Delivery, Chunk]]:
@@ -225,9 +236,10 @@ class Feeder:
         return decide(job.kind, delivery, chunk, refs, max_lost_starts, superseded=superseded)
 
     async def _decode_all(
-        self, lane: Lane, queue: QueueName, deliveries: list[Delivery]
+        self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool
     ) -> list[tuple[Delivery, Chunk]]:
-        """Decode messages. One that is not a chunk would fail every worker that receives it: it is dead-lettered."""
+        """Decode messages; returns those that may start. One that is not a chunk would fail every worker that receives
+        it: it is dead-lettered."""
         chunks = []
         for delivery in deliveries:
             try:
@@ -235,6 +247,9 @@ class Feeder:
             except msgspec.DecodeError as error:
                 log.error("message is not a chunk", run=lane.job.run.run_id, error=str(error))
                 await self._queue.dead_letter(queue, [delivery.receipt], f"The message is not a chunk: {error}")
+        if recovered:
+            return await self._release_early(lane, queue, chunks)
+        self._count_received(lane, chunks)
         return chunks
 
     async def _split(self, job: Job, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
@@ -284,7 +299,8 @@ def _death_of(delivery: Delivery, chunk: Chunk) -> TaskError:
 def _set_poll(lane: Lane, now: float, *, empty: bool, recovered: bool) -> None:
     """Set when to poll the queue again: at once if it had messages, else after a growing pause."""
     pause = lane.recovery_pause if recovered else lane.poll_pause
-    pause = min(_LONGEST_POLL, max(0.02, pause * 2)) if empty else 0.0
+    first = _FIRST_RECOVERY_POLL if recovered else _FIRST_POLL
+    pause = min(_LONGEST_POLL, max(first, pause * 2)) if empty else 0.0
     if recovered:
         lane.recovery_pause, lane.next_recovery = pause, now + pause if empty else 0.0
     elif empty or lane.next_poll <= now:

@@ -111,6 +111,8 @@ class Lane(ABC):
         # Whether references were ever fed to it. Since when it has been quiet, and since when it has waited for slots
         # of the run in vain. When it asks for help.
         self.was_fed = False
+        # References of new chunks so far.
+        self.received = 0
         self.quiet_since = inf
         self.starved_since = inf
         self.help_at = inf
@@ -156,6 +158,16 @@ class Lane(ABC):
     def is_crowded(self) -> bool:
         """Whether enough references wait for their targets, so that the lane receives no more."""
         return len(self._targets) >= _MAX_WAITING_FOR_TARGETS
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether references wait for targets with limits, or slots of these are not given back yet."""
+        return self._targets.has_targets
+
+    @property
+    def has_whole_run(self) -> bool:
+        """Whether every task of the run was received here, so that only retries can follow."""
+        return self.job.run.last_batch and self.received >= self.job.run.total
 
     @property
     def is_new_due(self) -> bool:

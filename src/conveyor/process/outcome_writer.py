@@ -32,6 +32,7 @@ from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, Task
 from conveyor.process.body_store import BodyStore
 from conveyor.process.outcomes import detail_json, with_body, with_dead_letter, with_extracted
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
+from conveyor.states import ENDED, RunState
 from conveyor.telemetry import metrics, traces
 from conveyor.telemetry.attempts import record_attempts, record_successes
 
@@ -45,7 +46,8 @@ Group = list[RecordedOutcome]
 
 
 class OutcomeWriter:
-    """One for each recorder. It calls `on_requeued` with a run and the delay of its first requeued reference."""
+    """One for each recorder. It calls `on_requeued` with a run and the delay of its first requeued reference, and
+    `on_finished` with a run that its last outcomes have finished."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class OutcomeWriter:
         clock: Clock,
         atomic: AtomicFlush | None,
         on_requeued: Callable[[RunId, float], None],
+        on_finished: Callable[[RunId], None] = lambda run_id: None,
     ) -> None:
         self._documents = documents
         self._tasks = tasks
@@ -68,6 +71,7 @@ class OutcomeWriter:
         self._clock = clock
         self._atomic = atomic
         self._on_requeued = on_requeued
+        self._on_finished = on_finished
 
     async def write(self, batch: Sequence[RecordedOutcome], pages: Sequence[RecordedPages] = ()) -> None:
         """Write outcomes. Those that cannot be written are left to redelivery, and so are retries of lost messages."""
@@ -175,6 +179,7 @@ class OutcomeWriter:
         try:
             if flushed.moved is not None:
                 self._lifecycle.on_moved(job, flushed.moved, finished.counts)
+                self._note_state(job, flushed.moved.target)
             else:
                 await self._settle(job, flush, flushed)
             await count_durations(self._coordinator, job.run.run_id, seconds)
@@ -187,7 +192,11 @@ class OutcomeWriter:
         """Settle a run whose move needs a read, or whose last tasks two workers have finished at the same time."""
         counts = flushed.finished.counts
         if self._lifecycle.decision(job) is None or flush.decide(counts) is not None:
-            await self._lifecycle.settle(job, counts)
+            self._note_state(job, await self._lifecycle.settle(job, counts))
+
+    def _note_state(self, job: Job, state: RunState | None) -> None:
+        if state in ENDED:
+            self._on_finished(job.run.run_id)
 
     async def _persist(self, group: list[RecordedOutcome]) -> None:
         """Write one run's outcomes, with retries while the store fails; at last leave the messages to redelivery."""
@@ -230,7 +239,7 @@ class OutcomeWriter:
                 crashpoint("recorder.dead_letter.after")
                 _count_dead_letters(record for record in dead if record.ref.index in finished.moved)
             await self._note(job, final)
-            await self._lifecycle.settle(job, finished.counts)
+            self._note_state(job, await self._lifecycle.settle(job, finished.counts))
             await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
         if retried:
             await self._note(job, retried)

@@ -39,8 +39,8 @@ _FIRST_RATE = 4000.0
 
 
 class Recorder:
-    """One for each worker. It calls `on_requeued` with a run and the delay of its first requeued reference; `is_busy`
-    says whether more outcomes are on their way."""
+    """One for each worker. It calls `on_requeued` with a run and the delay of its first requeued reference, and
+    `on_finished` with a run that it has finished; `is_busy` says whether more outcomes are on their way."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class Recorder:
         on_requeued: Callable[[RunId, float], None] = lambda run_id, delay: None,
         atomic: AtomicFlush | None = None,
         is_busy: Callable[[], bool] = lambda: True,
+        on_finished: Callable[[RunId], None] = lambda run_id: None,
     ) -> None:
         self._queue = queue
         self._clock = clock
         self._linger = linger
         self._is_busy = is_busy
         self._writer = OutcomeWriter(
-            documents, tasks, queue, bodies, lifecycle, coordinator, clock, atomic, on_requeued
+            documents, tasks, queue, bodies, lifecycle, coordinator, clock, atomic, on_requeued, on_finished
         )
         self._waiting: list[RecordedOutcome] = []
         self._waiting_pages: list[RecordedPages] = []

@@ -140,6 +140,11 @@ class Seats:
         news = SeatNews(run_id, SeatAction.LEAVE, pause if delay is None else delay, pause)
         self._news[run_id] = news
 
+    def leave_finished(self, run_id: RunId) -> None:
+        """Give up the seat on a run that has finished: what moved the run has marked that in the index."""
+        self._forget(run_id)
+        self._news[run_id] = SeatNews(run_id, SeatAction.LEAVE)
+
     def ask_help(self, run_id: RunId) -> None:
         """Let another worker join."""
         if run_id in self._held:

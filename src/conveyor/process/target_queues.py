@@ -73,6 +73,11 @@ class TargetQueues(Generic[T]):
         """Whether targets have limits, or references wait from when they had."""
         return self._limits.rate is not None or self._limits.slots is not None or bool(self._targets)
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether references wait for a target, or a slot of one is in use."""
+        return bool(self._targets)
+
     def add(self, name: str | None, ref: T) -> bool:
         """Queue a reference for its target; None has no limits. Returns whether the target's next might start soon."""
         target = self._targets.get(name)

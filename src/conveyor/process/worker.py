@@ -109,6 +109,7 @@ class Worker:
             self._on_requeued,
             atomic_flush,
             self._is_busy,
+            self._on_finished,
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
         self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
@@ -137,6 +138,8 @@ class Worker:
         # What looks have changed, for the next tick.
         self._changes: list[SeatChanges] = []
         self._lost: list[LeasedChunk] = []
+        # Runs that this worker has finished, and whose lanes are still open.
+        self._finished: list[RunId] = []
         self._is_started = False
 
     async def tick(self) -> float:
@@ -147,6 +150,8 @@ class Worker:
                 errand.start()
         while self._changes:
             await self._apply(self._changes.pop(0))
+        while self._finished:
+            await self._leave_finished(self._finished.pop())
         if self._breakers.is_urgent:
             self._share_errand.hurry()
         if self._sharing.to_hasten:
@@ -268,6 +273,12 @@ class Worker:
             if delay < _LOOK_FOR_RUNS:
                 self.wake()
 
+    def _on_finished(self, run_id: RunId) -> None:
+        """The recorder has recorded the last outcome of a run."""
+        if run_id in self._lanes:
+            self._finished.append(run_id)
+            self.wake()
+
     async def _look(self) -> float:
         """Look for runs to serve, and for changes of those that are served."""
         if not self._is_started:
@@ -387,6 +398,13 @@ class Worker:
                 await self._dropped.release(shed)
                 lane.next_poll = lane.next_recovery = self._clock.monotonic() + _NO_SLOT_PAUSE
                 self._dealer.note_behind(lane, is_behind=True)
+
+    async def _leave_finished(self, run_id: RunId) -> None:
+        lane = self._lanes.get(run_id)
+        # A lane that still has slots of targets first gives them back; the next look closes it.
+        if lane is not None and not lane.has_targets:
+            self._seats.leave_finished(run_id)
+            await self._drop(lane)
 
     async def _leave_quiet(self) -> None:
         """Leave runs that have nothing to do now, and those whose slots other workers have."""

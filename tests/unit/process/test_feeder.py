@@ -164,8 +164,25 @@ async def test_a_lane_without_throughput_gets_one_chunk(bench: Bench) -> None:
     assert bench.lane.indexes == [0, 1, 2]
     (chunk,) = bench.lane.chunks.values()
     assert (chunk.left, chunk.suspect, chunk.recovered) == (3, False, False)
-    assert bench.lane.next_poll == 0.0
-    assert bench.lane.next_recovery > bench.fleet.clock.monotonic(), "its recovery queue was empty"
+    now = bench.fleet.clock.monotonic()
+    assert bench.lane.next_poll == now + 1.0, "it has the whole run"
+    assert bench.lane.next_recovery == now + 1.0, "its recovery queue was empty"
+
+
+async def test_a_lane_polls_on_until_it_has_the_whole_run() -> None:
+    async with open_fleet(max_lost_starts=LIMIT) as fleet:
+        bench = Bench(fleet, await fleet.submit(3, chunk_size=2))
+        await bench.feeder.fill([bench.lane])
+        assert (bench.lane.indexes, bench.lane.has_whole_run, bench.lane.next_poll) == ([0, 1], False, 0.0)
+        await bench.feeder._fill_lane(bench.lane, 0, 1)
+        assert (bench.lane.indexes, bench.lane.has_whole_run) == ([0, 1, 2], True)
+        assert bench.lane.poll_pause > 0
+
+
+async def test_a_redelivered_chunk_is_not_counted_again(bench: Bench) -> None:
+    await bench.admit(await bench.deliver(receives=2))
+    assert bench.lane.indexes == [0, 1, 2]
+    assert (bench.lane.received, bench.lane.has_whole_run) == (0, False)
 
 
 async def test_recovered_references_come_first(bench: Bench) -> None:
@@ -201,11 +218,16 @@ async def test_a_chunk_without_unfinished_tasks_is_acknowledged(bench: Bench) ->
     assert await bench.in_queue() == (0, 0, 0)
 
 
-async def test_a_worker_ticks_again_when_all_that_it_received_was_finished(bench: Bench) -> None:
-    bench.feeder._tasks = Finished(bench.fleet.system.tasks, {0, 1, 2})  # type: ignore[assignment]
-    bench.lane.next_recovery = 1e12
-    await bench.feeder.fill([bench.lane])
-    assert bench.ticks == 1
+async def test_a_worker_ticks_again_when_all_that_it_received_was_finished() -> None:
+    async with open_fleet(max_lost_starts=LIMIT) as fleet:
+        bench = Bench(fleet, await fleet.submit(3, chunk_size=2))
+        bench.feeder._tasks = Finished(bench.fleet.system.tasks, {0, 1, 2})  # type: ignore[assignment]
+        bench.lane.next_recovery = 1e12
+        await bench.feeder.fill([bench.lane])
+        assert bench.ticks == 1
+        bench.lane.next_recovery = 1e12
+        await bench.feeder.fill([bench.lane])
+        assert (bench.ticks, bench.lane.has_whole_run) == (1, True)
 
 
 async def test_messages_are_released_if_the_store_fails(bench: Bench) -> None:
