@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import pyarrow.parquet as pq
 import pytest
 from nbclient import NotebookClient
 
@@ -58,6 +59,16 @@ def test_gateway(place: Path) -> None:
     assert [row["title"] for row in rows] == [f"Product {number}" for number in range(1, 41)]
     # It was busy for some, and Conveyor came again.
     assert {row["attempts"] for row in rows} == {"1", "2"}
+
+
+def test_products(place: Path) -> None:
+    with terminal(place, {"N=10000": "N=100"}) as here:
+        printed = here.run_page(place / "README.md")
+    assert "extract_failed" in printed
+    rows = pq.read_table(place / "products.parquet").to_pylist()
+    assert [(row["title"], row["price"]) for row in rows] == [
+        (f"Product {number}", number % 1000 + 0.95) for number in range(1, 101)
+    ]
 
 
 def test_enrich_csv(place: Path) -> None:

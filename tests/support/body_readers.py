@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 from conveyor.engines.blobs import Blobs
+from conveyor.export.archive_names import ArchiveNames
 from conveyor.export.formats import LinesPart, ZipPart
 from conveyor.export.lines import result_line_with_body
 from conveyor.jobs.body_coding import gzip_length
-from conveyor.model import Compression, Task
+from conveyor.model import Compression, JobKind, Task
 from conveyor.read.body_reader import windows
 from conveyor.read.results import body_ref, read_body, stream_body, stream_gzip, stream_range
 from conveyor.read.walk import Position, TaskBatch
@@ -49,7 +50,7 @@ async def _batches(tasks: list[Task]) -> AsyncGenerator[TaskBatch, None]:
 
 
 async def _zipped(blobs: Blobs, tasks: list[Task], level: int) -> list[bytes]:
-    part, data = ZipPart(datetime(2026, 1, 1, tzinfo=UTC), level, None), b""
+    part, data = ZipPart(datetime(2026, 1, 1, tzinfo=UTC), level, None, ArchiveNames(JobKind.FETCH)), b""
     async for window in windows(blobs, _batches(tasks), True, deflated=part.copies):
         data += part.pack(window.tasks, window.bodies).data
     sidecar = part.flush().sidecar

@@ -31,7 +31,7 @@ from conveyor.errors import Conflict, InvalidField
 from conveyor.export.direct import export_zip
 from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Task
-from conveyor.read.body_reader import read_extracted
+from conveyor.read.body_reader import MAX_EXTRACTED, read_extracted
 from conveyor.read.listing import listing_lines, listing_page
 from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
@@ -40,8 +40,6 @@ from conveyor.system import System
 
 # Signing the links of a long page takes a tenth of a second, so the loop yields in between.
 _SIGNED_AT_ONCE = 50
-# Bytes of what was extracted for one task that a listing shows.
-MAX_EXTRACTED = 64 * 1024
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}", re.ASCII)
 _STATUSES = {status.label: status for status in TaskStatus}
 

@@ -10,6 +10,7 @@ standard input closes, so that it never outlives the process that started it.
     /missing/N   404
     /broken/N    500, always
     /big/N       a page of 256 KB
+    /product/N   a product with a price; one in ten has a sale price
 """
 
 import argparse
@@ -56,6 +57,13 @@ def _page(kind: str, number: str, size: int = _PAGE_BYTES) -> bytes:
     return (head + _FILLER * (size // len(_FILLER) + 1))[:size]
 
 
+def _product(number: str) -> bytes:
+    price = int(number) % 1000 + 0.95 if number.isdigit() else 0.0
+    kind = "sale" if number.endswith("0") else "price"
+    head = f'<!doctype html><title>Shop</title><h1>Product {number}</h1>\n<span class="{kind}">{price}</span>\n<p>'
+    return (head.encode() + _FILLER * (_PAGE_BYTES // len(_FILLER)))[:_PAGE_BYTES]
+
+
 class Site:
     """The pages. Remembers which flaky pages were requested."""
 
@@ -69,6 +77,7 @@ class Site:
             "missing": lambda number: SiteResponse(404, _page("missing", number, 256)),
             "broken": lambda number: SiteResponse(500, _page("broken", number, 256)),
             "big": lambda number: SiteResponse(200, _page("big", number, _BIG_BYTES)),
+            "product": lambda number: SiteResponse(200, _product(number)),
         }
 
     def answer(self, path: str) -> SiteResponse:

@@ -1,8 +1,10 @@
-"""The list's own columns in a table: a csv or Parquet file names all columns before its first row, so an export reads
-its tasks once before it writes them, and collects the names and types of what is the user's own.
+"""The user's own columns in a table, of the list and of what was extracted: a csv or Parquet file names all columns
+before its first row, so an export reads its tasks once before it writes them, and collects the names and types of what
+is the user's own.
 
-A column has the name that it has in the list. One that a column of the results has already, in upper or lower case, is
-`data.<name>`. What does not fit (too many columns, too long names, a value of another type) is still in `input`.
+A column has the name that it has in the list, or in what was extracted. One that another column has already, in upper
+or lower case, is `data.<name>` or `extracted.<name>`. What does not fit (too many columns, too long names, a value of
+another type) is still in `input`, or in the task's `extracted`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,16 +24,23 @@ TEXT, WHOLE, NUMBER, FLAG = "text", "int", "float", "bool"
 _LARGEST = (1 << 63) - 1
 
 
+# Where the values of a column come from: the list, or the job's `extract`.
+DATA, EXTRACTED = "data", "extracted"
+
+
 class OwnColumn(msgspec.Struct, frozen=True, array_like=True):
-    """A column of the user's own: its name in the list, its name in the table, and its type."""
+    """A column of the user's own: its name in the list or in what was extracted, its name in the table, its type, and
+    where its values come from."""
 
     name: str
     title: str
     type: str = TEXT
+    part: str = DATA
 
-    def value(self, labels: TaskLabels) -> Any:
-        """The task's value in this column, of its type; None if it has none, or one of another type."""
-        value = labels.data.get(self.name)
+    def value(self, labels: TaskLabels, row: Mapping[str, Any] | None = None) -> Any:
+        """The task's value in this column, of its type; None if it has none, or one of another type. `row` is one of
+        those that were extracted."""
+        value = labels.data.get(self.name) if self.part == DATA else (row or {}).get(self.name)
         if value is None:
             return None
         if self.type == TEXT:
@@ -46,46 +55,65 @@ class ColumnScan:
     """Collects the columns. `types` is all that another process needs to continue: the type of each name, in the order
     in which they were found."""
 
-    def __init__(self, kind: JobKind, types: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: JobKind, types: Mapping[str, str] | None = None, extracted: Mapping[str, str] | None = None
+    ) -> None:
         self._kind = kind
         self.types: dict[str, str] = dict(types or {})
-        self._size = sum(map(len, self.types))
+        self.extracted: dict[str, str] = dict(extracted or {})
+        self._size = sum(map(len, (*self.types, *self.extracted)))
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Look at the next tasks."""
         for task in tasks:
             if bytes(task.input)[:1] == b"{":
-                self._add(labels_of(task.input, self._kind).data)
+                self._add(labels_of(task.input, self._kind).data, self.types)
+            for row in extracted_rows(task):
+                self._add(row, self.extracted)
 
-    def _add(self, data: Mapping[str, Any]) -> None:
+    def _add(self, data: Mapping[str, Any], types: dict[str, str]) -> None:
         for name, value in data.items():
             if value is None:
                 continue
-            known = self.types.get(name)
+            known = types.get(name)
             if known == TEXT:
                 continue
             if known is None and not self._has_room(name):
                 continue
             if known is None:
                 self._size += len(name)
-            self.types[name] = _joined(known, type_of(value))
+            types[name] = _joined(known, type_of(value))
 
     def _has_room(self, name: str) -> bool:
         room = _MAX_NAMES - self._size
-        return len(self.types) < MAX_COLUMNS and 0 < len(name) <= min(MAX_NAME, room) and name.isprintable()
+        return (
+            len(self.types) + len(self.extracted) < MAX_COLUMNS
+            and 0 < len(name) <= min(MAX_NAME, room)
+            and name.isprintable()
+        )
 
     def columns(self, taken: Sequence[str]) -> list[OwnColumn]:
         """The columns, with titles that differ from those that are taken, whatever their case."""
         used = {name.lower() for name in taken}
         columns = []
-        for name, kind in self.types.items():
+        named = [(DATA, *item) for item in self.types.items()] + [(EXTRACTED, *item) for item in self.extracted.items()]
+        for part, name, kind in named:
             title, number = name, 1
             while title.lower() in used:
-                title = f"data.{name}" if number == 1 else f"data.{name}.{number}"
+                title = f"{part}.{name}" if number == 1 else f"{part}.{name}.{number}"
                 number += 1
             used.add(title.lower())
-            columns.append(OwnColumn(name, title, kind))
+            columns.append(OwnColumn(name, title, kind, part))
         return columns
+
+
+def extracted_rows(task: Task) -> list[dict[str, Any]]:
+    """What was extracted for a task that has it in it, as rows."""
+    ref = task.detail.extracted
+    if ref is None or ref.inline is None:
+        return []
+    value = msgspec.json.decode(ref.inline)
+    return value if isinstance(value, list) else [value]
 
 
 def type_of(value: object) -> str:

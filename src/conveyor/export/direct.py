@@ -33,7 +33,7 @@ from conveyor.export.zip_writer import LEVEL
 from conveyor.faults import crashpoint
 from conveyor.jobs.latest_outcomes import hides
 from conveyor.model import Job, RunKey, Task, TaskId
-from conveyor.read.body_reader import LARGE, Window, damage_of, windows
+from conveyor.read.body_reader import LARGE, Window, damage_of, extracted_slices, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged
@@ -98,7 +98,8 @@ async def export_form(
             walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
             async with aclosing(prefetch(walk)) as batches:
                 async for batch in batches:
-                    await asyncio.to_thread(scan.add, batch.tasks)
+                    async for some in extracted_slices(blobs, batch.tasks):
+                        await asyncio.to_thread(scan.add, some)
         form = msgspec.structs.replace(form, columns=scan.columns(TAKEN_COLUMNS))
     part = new_part(form, None, ArchiveNames(job.kind, names))
     with_bodies = form.bodies is not ExportBodies.NONE
@@ -123,7 +124,7 @@ async def _pieces(
         work = _DirectExport(part, stack.enter_context(Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
-        async with aclosing(windows(blobs, prefetch(walk), with_bodies, deflated)) as stream:
+        async with aclosing(windows(blobs, prefetch(walk), with_bodies, deflated, with_extracted=True)) as stream:
             async for window in stream:
                 async for piece in work.pack(blobs, window):
                     yield piece

@@ -96,6 +96,7 @@ class ColumnsInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
     position: Position = Position()
     types: dict[str, str] = {}
+    extracted: dict[str, str] = {}
 
 
 class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):

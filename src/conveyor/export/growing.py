@@ -191,7 +191,9 @@ class GrowingArchive:
         return (await self._engine.walk(self._job.key, first - 1, ROWS, TaskFilter())).tasks
 
     async def _pack(self, batches: AsyncGenerator[TaskBatch, None]) -> None:
-        async with aclosing(windows(self._blobs, batches, with_bodies=True, deflated=True)) as stream:
+        async with aclosing(
+            windows(self._blobs, batches, with_bodies=True, deflated=True, with_extracted=True)
+        ) as stream:
             async for window in stream:
                 await self._pack_window(window)
 

@@ -5,12 +5,12 @@ of csv.
 import base64
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from conveyor.export.columns import OwnColumn
+from conveyor.export.columns import OwnColumn, extracted_rows
 from conveyor.jobs.secrets import shown_input
 from conveyor.model import JobKind, Task, TaskError, TaskId
 from conveyor.read.results import error_json, iso_time
@@ -57,6 +57,8 @@ class ManifestLine(msgspec.Struct, frozen=True):
     id: str | None = None
     tag: str | None = None
     data: Any = None
+    # What the job's `extract` returned.
+    extracted: Any = None
 
 
 class ResultLine(msgspec.Struct, frozen=True):
@@ -79,6 +81,7 @@ class ResultLine(msgspec.Struct, frozen=True):
     id: str | None
     tag: str | None
     data: Any
+    extracted: Any
 
 
 class ResultLineWithBody(ResultLine, frozen=True):
@@ -110,6 +113,7 @@ _Fields = tuple[
     str | None,
     str | None,
     str | None,
+    Any,
     Any,
 ]
 
@@ -162,31 +166,33 @@ def csv_header(own: Sequence[OwnColumn] | None) -> bytes:
 
 
 def csv_row(task: Task, kind: JobKind, own: Sequence[OwnColumn] | None) -> bytes:
-    """The task's row, without its body."""
+    """The task's row, without its body; several, if several were extracted."""
     detail, body, error = task.detail, task.detail.body, error_json(task)
-    return _csv(
-        (
-            task.index,
-            task.task_id,
-            _cell(csv_input(shown_input(task.input))),
-            task.status.label,
-            task.http_status,
-            task.attempts,
-            body.length if body else None,
-            body.sha256 if body else None,
-            _cell(detail.content_type),
-            _cell(error.code if error else None),
-            _cell(error.message if error else None),
-            _cell(detail.final_url),
-            elapsed(task),
-            iso_time(task.finished_at),
-            *(() if own is None else _own_cells(labels_of(shown_input(task.input), kind), own)),
-        )
+    cells = (
+        task.index,
+        task.task_id,
+        _cell(csv_input(shown_input(task.input))),
+        task.status.label,
+        task.http_status,
+        task.attempts,
+        body.length if body else None,
+        body.sha256 if body else None,
+        _cell(detail.content_type),
+        _cell(error.code if error else None),
+        _cell(error.message if error else None),
+        _cell(detail.final_url),
+        elapsed(task),
+        iso_time(task.finished_at),
     )
+    if own is None:
+        return _csv(cells)
+    labels = labels_of(shown_input(task.input), kind)
+    rows: Sequence[Mapping[str, Any] | None] = [*extracted_rows(task)] or [None]
+    return b"".join([_csv((*cells, *_own_cells(labels, own, row))) for row in rows])
 
 
-def _own_cells(labels: TaskLabels, own: Sequence[OwnColumn]) -> list[Any]:
-    cells = [labels.url, labels.id, labels.tag, *(column.value(labels) for column in own)]
+def _own_cells(labels: TaskLabels, own: Sequence[OwnColumn], row: Mapping[str, Any] | None) -> list[Any]:
+    cells = [labels.url, labels.id, labels.tag, *(column.value(labels, row) for column in own)]
     return [_cell(cell) if isinstance(cell, str) else _json_flag(cell) for cell in cells]
 
 
@@ -194,11 +200,13 @@ def _json_flag(cell: Any) -> Any:
     return cell if not isinstance(cell, bool) else "true" if cell else "false"
 
 
-def _labels(task: Task) -> tuple[str | None, str | None, Any]:
-    """`id`, `tag` and `data` of the input."""
+def _labels(task: Task) -> tuple[str | None, str | None, Any, Any]:
+    """`id`, `tag` and `data` of the input, and what was extracted."""
     # Nearly every input is a URL alone.
     labels = labels_of(task.input, JobKind.FETCH) if bytes(task.input)[:1] == b"{" else NO_LABELS
-    return labels.id, labels.tag, labels.data or None
+    ref = task.detail.extracted
+    extracted = None if ref is None or ref.inline is None else msgspec.Raw(ref.inline)
+    return labels.id, labels.tag, labels.data or None, extracted
 
 
 def _result(task: Task) -> _Fields:

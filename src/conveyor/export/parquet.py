@@ -9,14 +9,14 @@ footer of the part is made of these footers, so that any process can resume afte
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conveyor.export.columns import FLAG, NUMBER, TEXT, WHOLE, OwnColumn
+from conveyor.export.columns import FLAG, NUMBER, TEXT, WHOLE, OwnColumn, extracted_rows
 from conveyor.export.formats import FlushedPart, PackedTasks, Step
 from conveyor.export.lines import csv_input, elapsed
 from conveyor.jobs.secrets import shown_input
@@ -105,10 +105,10 @@ class ParquetPart:
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted: list[bytes] = []
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
-            row, size = self._row(task, body)
+            rows, size = self._rows_of(task, body)
             if not self._fits(size, emitted):
                 return PackedTasks(b"".join(emitted), position)
-            self._rows.append(row)
+            self._rows += rows
             self.buffered += size
             self.tasks += 1
             if self.buffered >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
@@ -141,7 +141,17 @@ class ParquetPart:
         emitted.append(self._write())
         return self._sent + size + self._limit // 64 <= room
 
-    def _row(self, task: Task, body: Body | None) -> tuple[tuple[Any, ...], int]:
+    def _rows_of(self, task: Task, body: Body | None) -> tuple[list[tuple[Any, ...]], int]:
+        """The rows of a task, several if several were extracted, and the memory that they take. The first of them has
+        the body."""
+        extracted: Sequence[Mapping[str, Any] | None] = [None]
+        if self._own is not None:
+            extracted = extracted_rows(task) or extracted
+        first, size = self._row(task, body, extracted[0])
+        others = [self._row(task, None, row) for row in extracted[1:]]
+        return [first, *(row for row, _ in others)], size + sum(more for _, more in others)
+
+    def _row(self, task: Task, body: Body | None, extracted: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], int]:
         detail, ref, error = task.detail, task.detail.body, error_json(task)
         text_input = csv_input(shown_input(task.input))
         texts = (detail.content_type, error.code if error else None, error.message if error else None, detail.final_url)
@@ -160,18 +170,20 @@ class ParquetPart:
         )
         size = _ROW_BYTES + 4 * (len(text_input) + sum(len(text or "") for text in texts))
         if self._own is not None:
-            labels, more = self._labels(task, self._own)
+            labels, more = self._labels(task, self._own, extracted)
             row, size = (*row, *labels), size + more
         if not self._with_bodies:
             return row, size
         included = None if body is None or ref is None else bytes(body)
         return (*row, included, included is None and ref is not None), size + len(included or b"")
 
-    def _labels(self, task: Task, own: Sequence[OwnColumn]) -> tuple[tuple[Any, ...], int]:
+    def _labels(
+        self, task: Task, own: Sequence[OwnColumn], extracted: Mapping[str, Any] | None
+    ) -> tuple[tuple[Any, ...], int]:
         """The response's headers, and what is the user's own; and how much memory they take."""
         headers = task.detail.headers
         labels = labels_of(shown_input(task.input), self._kind)
-        values = (labels.url, labels.id, labels.tag, *(column.value(labels) for column in own))
+        values = (labels.url, labels.id, labels.tag, *(column.value(labels, extracted) for column in own))
         size = sum(len(value) if isinstance(value, str) else 8 for value in values if value is not None)
         pairs = None if headers is None else [{"name": name, "value": value} for name, value in headers]
         return (pairs, *values), 4 * (size + sum(len(name) + len(value) for name, value in headers or ()))

@@ -52,7 +52,7 @@ def has_own_columns(job: Job, kind: ExportFormat) -> bool:
     """Whether a file of this format has columns that only the job's tasks tell. A list of lines of text has none."""
     if kind not in TABLES:
         return False
-    return job.source is None or job.source.format is not ListFormat.TEXT
+    return job.options.extract is not None or job.source is None or job.source.format is not ListFormat.TEXT
 
 
 def _json_line(bodies: ExportBodies) -> Callable[[Task, Body | None], bytes]:

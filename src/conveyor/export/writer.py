@@ -37,7 +37,7 @@ from conveyor.export.staged_file import Digest, StagedFile
 from conveyor.export.time_slice import ExportPaused, ExportSuperseded, TimeSlice
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job, OutboxEvent, Task, export_prefix
-from conveyor.read.body_reader import LARGE, Body, Window, damage_of, is_damaged, windows
+from conveyor.read.body_reader import LARGE, Body, Window, damage_of, extracted_slices, is_damaged, windows
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import Position, RunStream, TaskBatch, TaskStream, merged
@@ -130,7 +130,7 @@ class ExportWriter:
         with_bodies = self.export.bodies is not ExportBodies.NONE
         deflated = isinstance(self._part, ZipPart) and self._part.copies
         async with aclosing(
-            windows(self._blobs, prefetch(self._walk(self._position)), with_bodies, deflated)
+            windows(self._blobs, prefetch(self._walk(self._position)), with_bodies, deflated, with_extracted=True)
         ) as stream:
             async for window in stream:
                 await self._add_window(window)
@@ -168,13 +168,15 @@ class ExportWriter:
         export = self.export
         if not export.has_labels or export.columns is not None:
             return
-        scan = ColumnScan(self._job.kind, export.scan.types)
+        scan = ColumnScan(self._job.kind, export.scan.types, export.scan.extracted)
         if has_own_columns(self._job, export.format):
             async with aclosing(prefetch(self._walk(export.scan.position))) as batches:
                 async for batch in batches:
-                    await asyncio.to_thread(scan.add, batch.tasks)
+                    async for some in extracted_slices(self._blobs, batch.tasks):
+                        await asyncio.to_thread(scan.add, some)
                     if self._is_late or self._time_slice.is_over:
-                        progress = ColumnsInProgress(Position(batch.last, batch.position.offsets), scan.types)
+                        position = Position(batch.last, batch.position.offsets)
+                        progress = ColumnsInProgress(position, scan.types, scan.extracted)
                         self.export = msgspec.structs.replace(self.export, scan=progress)
                         await self._write_row()
                         await self._pause_if_due()

@@ -18,7 +18,7 @@ import structlog
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import BodyDamaged
 from conveyor.jobs.body_coding import check_deflated, inflate, missing_body
-from conveyor.model import ResultDetail, Task, TaskError
+from conveyor.model import BodyRef, ResultDetail, Task, TaskError
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import check_body, stream_body
 from conveyor.read.walk import Position, TaskBatch
@@ -28,6 +28,8 @@ log = structlog.get_logger()
 # A longer body is streamed, never held in memory.
 LARGE = 8 * 1024 * 1024
 
+# Bytes of what was extracted for one task that listings and exports show.
+MAX_EXTRACTED = 64 * 1024
 _JSON = "application/json"
 _WINDOW_BYTES = 16 * 1024 * 1024
 _RANGE_BYTES = 4 * 1024 * 1024
@@ -51,15 +53,22 @@ class Window(NamedTuple):
 
 
 async def windows(
-    blobs: Blobs, batches: AsyncGenerator[TaskBatch, None], with_bodies: bool, deflated: bool = False
+    blobs: Blobs,
+    batches: AsyncGenerator[TaskBatch, None],
+    with_bodies: bool,
+    deflated: bool = False,
+    with_extracted: bool = False,
 ) -> AsyncGenerator[Window, None]:
     """The tasks of these batches with their bodies, prefetched by one window. A batch without tasks makes an empty
-    window, for its position. With `deflated`, bodies that are stored deflated stay so."""
+    window, for its position. With `deflated`, bodies that are stored deflated stay so; with `with_extracted`, tasks
+    have what was extracted in them."""
 
     async def read() -> AsyncGenerator[Window, None]:
         async for batch in batches:
             left, read = len(batch.tasks), batch.read
-            for tasks in _split(batch.tasks) if with_bodies else [batch.tasks]:
+            for tasks in _split(batch.tasks, with_bodies):
+                if with_extracted:
+                    tasks[:] = await inline_extracted(blobs, tasks)
                 bodies: list[Body | None] = [None] * len(tasks)
                 if with_bodies:
                     damaged = await _read_bodies(blobs, tasks, bodies)
@@ -101,6 +110,29 @@ async def read_extracted(blobs: Blobs, tasks: Sequence[Task], limit: int = LARGE
             log.warning("an extracted result is damaged", task=window[place].task_id, error=error.message)
         bodies += some
     return bodies
+
+
+async def inline_extracted(blobs: Blobs, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with what was extracted in them, wherever it is stored; without it, if it is longer than 64 KiB or
+    damaged."""
+    if all(task.detail.extracted is None or task.detail.extracted.inline is not None for task in tasks):
+        return list(tasks)
+    found = await read_extracted(blobs, tasks, MAX_EXTRACTED)
+    return [_with_inline(task, value) for task, value in zip(tasks, found, strict=True)]
+
+
+async def extracted_slices(blobs: Blobs, tasks: Sequence[Task]) -> AsyncGenerator[list[Task], None]:
+    """The tasks with what was extracted in them, a bounded number of bytes at a time."""
+    for window in _split(tasks, with_bodies=False):
+        yield await inline_extracted(blobs, window)
+
+
+def _with_inline(task: Task, value: Body | None) -> Task:
+    ref = task.detail.extracted
+    if ref is None or ref.inline is not None:
+        return task
+    inline = None if value is None else BodyRef("", ref.length, ref.sha256, inline=bytes(value))
+    return msgspec.structs.replace(task, detail=msgspec.structs.replace(task.detail, extracted=inline))
 
 
 def as_extracted(task: Task, limit: int | None = None) -> Task:
@@ -161,13 +193,16 @@ class _Range(NamedTuple):
     places: list[int]
 
 
-def _split(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Tasks whose bodies are read together, bounded in bytes. A task with a large body is alone."""
+def _split(tasks: Sequence[Task], with_bodies: bool = True) -> Iterator[list[Task]]:
+    """Tasks whose bodies, and what was extracted from them, are read together, bounded in bytes. A task with a large
+    body is alone."""
     window: list[Task] = []
     size = 0
     for task in tasks:
-        ref = task.detail.body
-        length = ref.length if ref is not None else 0
+        ref, extracted = task.detail.body, task.detail.extracted
+        length = ref.length if with_bodies and ref is not None else 0
+        if extracted is not None and extracted.inline is None:
+            length += min(extracted.length, MAX_EXTRACTED)
         if window and (size + length > _WINDOW_BYTES or length > LARGE):
             yield window
             window, size = [], 0
