@@ -37,6 +37,7 @@ def test_the_matrix_is_made_of_all_routes() -> None:
         "PUT /v1/uploads/{upload_id}/content",
         "GET /v1/bodies/{job_id}/{task_id}",
         "HEAD /v1/bodies/{job_id}/{task_id}",
+        "GET /v1/extracted/{job_id}/{task_id}",
         "DELETE /v1/keys/{key_id}",
     }
     assert "GET /v1/dead-letters" in {route.name for route in MATRIX}

@@ -16,7 +16,7 @@ URL = "http://example.com/"
 
 @dataclass(frozen=True)
 class Owned:
-    """The ids of a job with a task that has a body and an export, and of an upload, an endpoint and a schedule."""
+    """The ids of a job with a task that has a body, an extracted result and an export, and of an upload, an endpoint and a schedule."""
 
     job_id: str
     task_id: str
@@ -45,7 +45,11 @@ async def make_owned(api: Api, tenant: str) -> Owned:
     body = f"secret of {tenant}".encode()
     key = f"results/{job.job_id}"
     await api.system.blobs.put(key, body)
-    detail = ResultDetail(body=BodyRef(key, len(body), sha256(body).hexdigest()))
+    extracted = b'{"of":"%s"}' % tenant.encode()
+    detail = ResultDetail(
+        body=BodyRef(key, len(body), sha256(body).hexdigest()),
+        extracted=BodyRef("", len(extracted), sha256(extracted).hexdigest(), inline=extracted),
+    )
     end = TaskEnd(0, TaskStatus.SUCCEEDED, 1, 200, None, msgspec.json.encode(detail).decode(), 1.0)
     await api.system.tasks.finish(job.key, [end])
     upload_id = await api.upload(f"http://{tenant}.example/\n".encode())
