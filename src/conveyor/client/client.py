@@ -4,6 +4,7 @@ awaits."""
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
+from conveyor.client import data_frames as frames
 from conveyor.client import submission
 from conveyor.client.client_session import ClientSession
 from conveyor.client.export import AsyncExport, ExportHandle
@@ -48,6 +49,7 @@ class Client:
         format: ListFormat | None = None,
         compression: Compression | None = None,
         url_column: str | None = None,
+        url: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         replaces: str | None = None,
@@ -61,11 +63,13 @@ class Client:
 
         Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
         `compression` describe a file whose name and first bytes do not; `url_column` is the column of a csv that has
-        the URLs. `progress`: True shows the upload; a function is called with the bytes sent and the total.
+        the URLs, and `url` that of a DataFrame (pandas, polars, pyarrow), whose other columns travel with its tasks.
+        `progress`: True shows the upload; a function is called with the bytes sent and the total.
 
         `replaces` is the id of a job, or the `idempotency_key` of its submission: that job is cancelled, and no
         task of this one starts before nothing of it is running."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
+        tasks, url_column = _listed(tasks, spec.get("kind"), url_column or url)
         form = _drop_none(format=format, compression=compression, url_column=url_column)
         with display_bytes(progress, name or "list", "uploading") as report:
             return JobHandle(
@@ -191,6 +195,7 @@ class AsyncClient:
         format: ListFormat | None = None,
         compression: Compression | None = None,
         url_column: str | None = None,
+        url: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         replaces: str | None = None,
@@ -200,6 +205,7 @@ class AsyncClient:
     ) -> AsyncJob:
         """As Client.submit, also for async iterables. Other iterables are read on the event loop."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
+        tasks, url_column = _listed(tasks, spec.get("kind"), url_column or url)
         form = _drop_none(format=format, compression=compression, url_column=url_column)
         with display_bytes(progress, name or "list", "uploading") as report:
             return AsyncJob(
@@ -302,6 +308,11 @@ class AsyncClient:
 def _spec(kind: Kind | None, options: JobOptions, **more: Any) -> Json:
     """The body of POST /v1/jobs, without its tasks. The server has the defaults."""
     return {**_drop_none(kind=kind or submission.kind_of(options), **more), **options}
+
+
+def _listed(tasks: Any, kind: str | None, url: str | None) -> tuple[Any, str | None]:
+    """The tasks, and the column of a csv with their URLs. The rows of a DataFrame are tasks, which have no columns."""
+    return (frames.frame_tasks(tasks, kind, url), None) if frames.is_frame(tasks) else (tasks, url)
 
 
 def _drop_none(**fields: Any) -> Json:
