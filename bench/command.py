@@ -46,7 +46,7 @@ def command(url: str, servers: list[int], count: int, bytecode: str, place: str)
     listed, archive = Path(place) / "urls.txt", Path(place) / "out.zip"
     listed.write_text("".join(f"{url}/{number}\n" for number in range(count)))
     program = str(Path(sys.executable).with_name("conveyor"))
-    call = [program, "run", str(listed), "-o", str(archive), "--allow-private-targets"]
+    call = [program, "run", str(listed), "-o", str(archive), "--overwrite", "--allow-private-targets"]
     call += ["--concurrency", str(CONCURRENCY), "--json"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PYTHONPYCACHEPREFIX"] = bytecode

@@ -150,8 +150,12 @@ class Embedded:
         note = await note_submit(system, tenant, job_id, is_repeated=True)
         key = f"lists/{tenant}/{job_id}/{system.clock.new_id('list')}"
         digest = sha256()
-        raw = pieces_of(paths, self.system.settings.max_list_bytes, job_spec.kind, url_column)
-        size = await self.system.blobs.put_stream(key, _hashed(raw, digest.update, progress))
+        urls = UrlLists(self._outbound(), system.settings.schedule_fetch_seconds)
+        raw = pieces_of(paths, system.settings.max_list_bytes, job_spec.kind, url_column, urls)
+        try:
+            size = await system.blobs.put_stream(key, _hashed(raw, digest.update, progress))
+        finally:
+            await urls.close()
         # Several lists are joined into one of tasks, which has no columns.
         of_source = url_column if len(paths) == 1 else None
         source = Source(key, size, digest.hexdigest(), list_format(paths), url_column=of_source)

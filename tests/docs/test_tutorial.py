@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -38,6 +39,23 @@ def test_the_tutorial(tmp_path: Path) -> None:
     lines = gzip.decompress((tmp_path / "million.jsonl.gz").read_bytes()).splitlines()
     assert len(lines) == MILLION
     assert json.loads(lines[-1])["status"] == "succeeded"
+
+
+def test_from_a_csv_to_a_parquet_file_in_five_commands(tmp_path: Path) -> None:
+    page = DOCS / "how-to" / "csv.md"
+    assert re.findall(r"^(\d)\\\. ", page.read_text(), re.M) == ["1", "2", "3", "4", "5"]
+    replaced = {
+        # The environment is there already.
+        "make demo": "true",
+        ". .venv/bin/activate": f". {sys.prefix}/bin/activate",
+        "pip install --quiet -r requirements/parquet.txt": f"test -s {ROOT}/requirements/parquet.txt",
+    }
+    assert all(said in page.read_text() for said in replaced)
+    with terminal(tmp_path, replaced) as here:
+        printed = here.run_page(page)
+    assert "Skipped    1 invalid line" in printed
+    assert "{'SKU': 'A-1', 'Price': '9.50', 'http_status': 200" in printed
+    assert "'Price': '7', 'http_status': 404" in printed
 
 
 def test_the_signature_is_verified_as_the_page_says() -> None:

@@ -205,7 +205,7 @@ def test_run_refuses_private_targets_unless_told(tmp_path: Path, site: str) -> N
     closed.write("urls.txt", f"{site}/quick/1")
     assert closed("run", "urls.txt", "-o", "out.zip").returncode == 3
     assert manifest(tmp_path / "out.zip")[0]["http_status"] is None
-    assert closed("run", "urls.txt", "-o", "out.zip", "--allow-private-targets").returncode == 0
+    assert closed("run", "urls.txt", "-o", "out.zip", "--allow-private-targets", "--overwrite").returncode == 0
 
 
 def test_run_with_python_handler(cli: Cli) -> None:
@@ -358,7 +358,7 @@ def test_killed_and_resumed_in_a_named_directory(cli: Cli, site: str) -> None:
     assert len(manifest(cli.place / "out.zip")) == 60
     assert (cli.place / "mine").is_dir()
     assert not mark.exists()
-    assert cli(*command).returncode == 0, "a finished run is no obstacle"
+    assert cli(*command, "--overwrite").returncode == 0, "a finished run is no obstacle"
 
 
 def wait_for(condition: Any) -> None:
@@ -437,7 +437,7 @@ def test_exports_of_every_form(up: Cli, site: str) -> None:
     assert (refused.returncode, "--format" in refused.stderr) == (2, True)
     refused = up("export", job_id, "-o", "out.csv", "--bodies", "text")
     assert (refused.returncode, "invalid_field" in refused.stderr) == (2, True)
-    refused = up("export", job_id, "-o", "out.zip", "--part-size", "many")
+    refused = up("export", job_id, "-o", "new.zip", "--part-size", "many")
     assert (refused.returncode, "--part-size" in refused.stderr) == (2, True)
     assert sorted(path.name for path in up.place.glob("*.part")) == []
 

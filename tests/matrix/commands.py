@@ -81,7 +81,7 @@ def arguments_of(world: World, name: str, place: Path, job_id: str) -> list[str]
     urls.write_text(f"{world.address}/ok\n{world.address}/status/404\n")
     server = ["--url", world.api.url]
     return {
-        "run": ["run", str(urls), "-o", str(place / "out.zip")],
+        "run": ["run", str(urls), "-o", str(place / "out.zip"), "--overwrite"],
         "submit": ["submit", str(urls), *server],
         "rerun": ["rerun", job_id, "--all", *server],
         "change": ["change", job_id, *server],

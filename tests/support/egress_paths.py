@@ -384,6 +384,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "engines.s3_source_buckets": "a tenant names an object in a bucket that the operator lists, with its endpoint",
     "engines.sqs": _OPERATOR,
     "engines.step_functions_client": _OPERATOR,
+    "lists.list_files": _HANDS_ON,
     "lists.list_bytes": _HANDS_ON,
     "lists.url_lists": ("list of a job", "list of a schedule"),
     "notify.deliverer": ("webhook",),

@@ -29,7 +29,7 @@ class _ListedCommand(NamedTuple):
 
 
 _COMMANDS = (
-    _ListedCommand("run", "Run a list of tasks and write the results to a zip archive.", "run_command", "run", _LOCAL),
+    _ListedCommand("run", "Run a list of tasks and write the results to a file.", "run_command", "run", _LOCAL),
     _ListedCommand("demo", "Fetch 10,000 pages of a small built-in site.", "demo_command", "demo", _LOCAL),
     _ListedCommand("up", "Start a server with the API, the dashboard and workers.", "up_command", "up", _SERVER),
     _ListedCommand(

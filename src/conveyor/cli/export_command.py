@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conveyor.cli import EXIT_INTERRUPTED
-from conveyor.cli.shared_options import RUN_HELP, AsJson, Data, JobArgument, Names, Server
+from conveyor.cli.shared_options import RUN_HELP, AsJson, Bodies, Data, JobArgument, Names, Overwrite, Server
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
@@ -38,15 +38,7 @@ def export(
             "--compression", metavar="HOW", help="none, deflate (zip only), gzip or zstd. [from the file name]"
         ),
     ] = None,
-    bodies: Annotated[
-        str | None,
-        typer.Option(
-            "--bodies",
-            metavar="FORM",
-            help="How to include bodies. zip: file or none; jsonl: none, text or base64; parquet: none or binary. "
-            "[zip: file, others: none]",
-        ),
-    ] = None,
+    bodies: Bodies = None,
     names: Names = None,
     part_size: Annotated[
         str | None,
@@ -83,6 +75,7 @@ def export(
         str | None,
         typer.Option("--id", metavar="EXPORT", help="Download this existing export instead of starting a new one."),
     ] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -94,7 +87,8 @@ def export(
     from conveyor.cli.connection import connect
     from conveyor.cli.run_directory import check_out
 
-    check_out(out)
+    # An export that is named is downloaded again, or to its end.
+    check_out(out, overwrite or export_id is not None)
     options: dict[str, Any] = {
         "format": kind,
         "compression": compression,

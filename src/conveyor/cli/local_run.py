@@ -21,7 +21,7 @@ from conveyor.cli import run_directory as place
 from conveyor.cli.bar_view import view_bytes, view_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
-from conveyor.cli.run_files import Show, write_archive, write_invalid
+from conveyor.cli.run_files import Show, write_invalid, write_output
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListTooSparse, ListUnreadable, NoTasks, NotFound
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
     from conveyor.embedded import Embedded
     from conveyor.export.growing import GrowingArchive
+    from conveyor.export.request import ExportSpec
     from conveyor.system import System
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ class RunPlan:
     title: str
     # The column of a csv that has the URLs, if that is not `url`.
     url_column: str | None = None
+    # The form of the output; None: a zip.
+    output: "ExportSpec | None" = None
 
 
 class ListNotAccepted(Exception):
@@ -191,8 +194,11 @@ async def _run_plan(
                 freeze_loaded_objects()
                 job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
                 before = Snapshot.of(await _read_status(system, job))
-                growing = growing_archive(system.tasks, system.blobs, system.clock, job, plan.out)
-                archive = await stack.enter_async_context(growing)
+                archive = None
+                if _is_archive(plan):
+                    names = None if plan.output is None else plan.output.names
+                    growing = growing_archive(system.tasks, system.blobs, system.clock, job, plan.out, names)
+                    archive = await stack.enter_async_context(growing)
                 final = await _follow(system, embedded, job, show, stop.event)
             job = await embedded.job(_TENANT, job.job_id)
             bad_list = await _list_fault(system, job, Snapshot.of(final))
@@ -219,9 +225,15 @@ async def _report(
     """Write the archive and the file of invalid lines, and make the report."""
     now = Snapshot.of(final)
     seconds = system.clock.monotonic() - started
-    size = await _run_until_stopped(stop.event, write_archive(system, job, plan.out, final, show, archive))
+    size = await _run_until_stopped(stop.event, write_output(system, job, plan.out, plan.output, final, show, archive))
     invalid_file = await write_invalid(system, job, plan.out) if now.invalid else None
     return RunReport(final, plan.out, size, seconds, now.done - before.done, invalid_file, fault)
+
+
+def _is_archive(plan: RunPlan) -> bool:
+    """Whether the output can grow while the job runs: a zip with its bodies, deflated as they are stored."""
+    spec = plan.output
+    return spec is None or (spec.format == "zip" and spec.bodies in (None, "file"))
 
 
 async def _match_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> place.RunMark:

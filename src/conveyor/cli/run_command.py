@@ -11,6 +11,7 @@ from conveyor.cli.shared_options import (
     App,
     AsJson,
     Attempts,
+    Bodies,
     Concurrency,
     Download,
     DropBodies,
@@ -20,8 +21,12 @@ from conveyor.cli.shared_options import (
     Handler,
     Headers,
     Lists,
+    MoreOptions,
     Name,
+    Names,
     NoBreaker,
+    OptionsFile,
+    Overwrite,
     Patience,
     Rate,
     Timeout,
@@ -29,6 +34,7 @@ from conveyor.cli.shared_options import (
     WhenInvalid,
     job_spec,
 )
+from conveyor.errors import BadInput
 from conveyor.model import MAX_RETENTION_DAYS
 from conveyor.settings import Settings
 
@@ -38,20 +44,32 @@ _PATIENCE = 60.0
 
 def run(
     lists: Lists,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="Archive to write.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="OUT",
+            help="File to write. Its suffix sets the format: .zip, with a file for each body, or .jsonl, .csv or "
+            ".parquet, with a row for each task; .jsonl and .csv may be followed by .gz or .zst.",
+        ),
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             metavar="DIR",
-            help="Data directory, kept after the run. [CONVEYOR_DATA, else OUT.zip.conveyor, which is deleted once the "
-            "archive is written]",
+            help="Data directory, kept after the run. [CONVEYOR_DATA, else OUT.conveyor, which is deleted once the "
+            "file is written]",
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Resume a stopped run, with the options of its first start."),
     ] = False,
+    overwrite: Overwrite = False,
+    bodies: Bodies = None,
+    names: Names = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     attempts: Attempts = None,
@@ -65,6 +83,8 @@ def run(
     drop_bodies: DropBodies = False,
     download: Download = False,
     export: ExportSpec = None,
+    option: MoreOptions = None,
+    options: OptionsFile = None,
     url_column: UrlColumn = None,
     on_invalid: WhenInvalid = None,
     name: Name = None,
@@ -72,13 +92,15 @@ def run(
     allow_private_targets: AllowPrivate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a list of tasks and write the results to a zip archive.
+    """Run a list of tasks and write the results to a file.
+
+    A zip has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
 
     Ctrl-C stops cleanly. The same command with --resume continues, also after a crash.
 
     If a host is down, its tasks wait for 60 seconds (--patience) and then fail.
 
-    If the list cannot be read to its end, the archive has the results so far. Fix the list and pass --resume.
+    If the list cannot be read to its end, the file has the results so far. Fix the list and pass --resume.
 
     Exits 0 if all tasks succeeded, 3 if some failed, 2 on bad input.
     """
@@ -89,9 +111,20 @@ def run(
         from conveyor.accept.option_limits import check_limits
         from conveyor.accept.spec import decode_spec
         from conveyor.cli.local_run import RunPlan, run_here
-        from conveyor.cli.run_directory import check_data, check_lists, check_out, default_data, is_default
+        from conveyor.cli.output_file import output_spec
+        from conveyor.cli.run_directory import (
+            check_data,
+            check_lists,
+            check_out,
+            default_data,
+            expand_lists,
+            is_default,
+        )
 
-    check_out(out)
+    # A run that is resumed may have written what it had.
+    check_out(out, overwrite or resume)
+    output = output_spec(out, bodies, names)
+    lists = expand_lists(lists)
     check_lists(lists)
     spec = job_spec(
         concurrency=concurrency,
@@ -105,12 +138,17 @@ def run(
         timeout=timeout,
         headers=header,
         gateway=gateway,
-        # A user waits for this command: it does not wait an hour for a host that is down.
-        patience=_PATIENCE if patience is None and not no_breaker else patience,
+        patience=patience,
         no_breaker=no_breaker,
         name=name,
         on_invalid=on_invalid,
+        option=option,
+        options=options,
     )
+    breaker = spec.get("breaker", {})
+    if isinstance(breaker, dict) and breaker.get("enabled", True):
+        # A user waits for this command: it does not wait an hour for a host that is down.
+        spec["breaker"] = {"patience": _PATIENCE, **breaker}
     # An unfinished run does not expire. One whose list failed has ended, and may be resumed as long as a job is kept.
     spec["retention_days"] = MAX_RETENTION_DAYS
     # As a server checks them, and before anything is opened, staged or started.
@@ -121,6 +159,7 @@ def run(
     if temporary:
         settings = Settings.load(data=default_data(out), **flags)
     check_data(settings.data)
+    _check_handler(settings, spec.get("handler"))
     plan = RunPlan(
         lists=lists,
         spec=spec,
@@ -130,5 +169,19 @@ def run(
         temporary=temporary,
         title=name or out.name,
         url_column=url_column,
+        output=output,
     )
     raise typer.Exit(run_here(plan, as_json))
+
+
+def _check_handler(settings: Settings, name: str | None) -> None:
+    """Check that the function is registered, before anything runs. Raises BadInput."""
+    from conveyor.handlers import default, load_app
+
+    if name is None:
+        return
+    handlers = load_app(settings.app) if settings.app else default
+    if handlers.find(name) is None:
+        known = ", ".join(handlers.names()) or "none"
+        where = f"in {settings.app}" if settings.app else "without --app"
+        raise BadInput(f"Unknown handler {name!r}. Registered {where}: {known}.")

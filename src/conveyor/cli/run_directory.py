@@ -4,6 +4,7 @@ Without --data and CONVEYOR_DATA, a run keeps its data in `<OUT>.conveyor` besid
 once the archive is written. `run.json` in the directory marks an unfinished run.
 """
 
+import glob
 import os
 import shutil
 from collections.abc import Sequence
@@ -34,10 +35,12 @@ class RunMark(msgspec.Struct, frozen=True):
     taken_over: bool = True
 
 
-def check_out(out: Path) -> None:
-    """Check before the run, not after an hour, that the archive can be written. Raises BadInput."""
+def check_out(out: Path, overwrite: bool = True) -> None:
+    """Check before the run, not after an hour, that the file can be written. Raises BadInput."""
     if out.is_dir():
         raise BadInput(f"{out} is a directory. Pass the name of the file to write with -o.")
+    if not overwrite and out.exists():
+        raise BadInput(f"{out} exists already. Choose another name with -o, or pass --overwrite to replace it.")
     parent = out.absolute().parent
     if not parent.is_dir():
         raise BadInput(f"The directory {parent} does not exist. Create it, or choose another with -o.")
@@ -51,10 +54,31 @@ def check_data(data: Path) -> None:
         raise BadInput(f"{data} is not a directory. Choose a data directory with --data.")
 
 
-def check_lists(lists: Sequence[str]) -> None:
-    """Check that each list is a file, an object in a bucket, or standard input at most once. Raises ListUnreadable."""
+def expand_lists(lists: Sequence[str]) -> list[str]:
+    """Replace each pattern (`pages-*.csv`) that a shell has left alone by the files that match it, in order. Raises
+    ListUnreadable."""
+    expanded: list[str] = []
     for name in lists:
-        if name == STDIN or is_object(name):
+        if name == STDIN or is_object(name) or is_url(name) or not glob.has_magic(name) or Path(name).exists():
+            expanded.append(name)
+            continue
+        found = sorted(path for path in glob.glob(name) if not Path(path).is_dir())  # noqa: PTH207  (absolute too)
+        if not found:
+            raise ListUnreadable(f"No file matches {name}.")
+        expanded += found
+    return expanded
+
+
+def is_url(name: str) -> bool:
+    """Whether the list is behind a URL."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+def check_lists(lists: Sequence[str]) -> None:
+    """Check that each list is a file, an object in a bucket, a URL, or standard input at most once. Raises
+    ListUnreadable."""
+    for name in lists:
+        if name == STDIN or is_object(name) or is_url(name):
             continue
         if not Path(name).exists():
             raise ListUnreadable(f"List {name} not found.")

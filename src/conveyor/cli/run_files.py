@@ -11,25 +11,35 @@ from conveyor.model import Job
 
 if TYPE_CHECKING:
     from conveyor.export.growing import GrowingArchive
+    from conveyor.export.request import ExportSpec
     from conveyor.system import System
 
 Show = Callable[[View], None]
 
 
-async def write_archive(
-    system: "System", job: Job, out: Path, final: dict[str, Any], show: Show, archive: "GrowingArchive | None"
+async def write_output(
+    system: "System",
+    job: Job,
+    out: Path,
+    spec: "ExportSpec | None",
+    final: dict[str, Any],
+    show: Show,
+    archive: "GrowingArchive | None",
 ) -> int:
-    """Write the archive, or finish the one that grew while the job ran. Returns its size."""
+    """Write the file, or finish the archive that grew while the job ran. Returns its size."""
+    from conveyor.cli.output_file import form_of
     from conveyor.export.direct import ExportProgress, export_to_file
 
     def report(now: ExportProgress) -> None:
         share = min(now.tasks / max(job.run.total, 1), 1.0)
-        show(view_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
+        show(view_job(replace(Snapshot.of(final), note=f"writing the results, {share:.0%}")))
 
     if archive is not None and await archive.is_sound():
         size = await archive.finish(job, report)
     else:
-        size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
+        form = None if spec is None else form_of(spec, job)
+        names = None if spec is None else spec.names
+        size = await export_to_file(system.tasks, system.blobs, job, out, form=form, report=report, names=names)
     show(view_job(Snapshot.of(final)))
     return size
 

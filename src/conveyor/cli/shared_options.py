@@ -15,9 +15,9 @@ Lists = Annotated[
     list[str],
     typer.Argument(
         metavar="LIST",
-        help="Files with the tasks, s3://BUCKET/KEY, or - for standard input: text with one URL per line (empty lines "
-        "and lines that start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be "
-        "compressed as .gz or .zst, and have any size.",
+        help="Files with the tasks, patterns such as 'pages-*.csv', s3://BUCKET/KEY, an https URL, or - for standard "
+        "input: text with one URL per line (empty lines and lines that start with # are ignored), .jsonl or .ndjson "
+        "with a URL or an object per line, .csv or .tsv. All may be compressed (.gz, .zst, .bz2), and have any size.",
         show_default=False,
     ),
 ]
@@ -141,6 +141,26 @@ WhenInvalid = Annotated[
         help="skip: leave out invalid lines, and list them. reject: refuse a list with invalid lines. [skip]",
     ),
 ]
+MoreOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        rich_help_panel=_JOB,
+        help="Any option of a job, such as max_redirects=2 or backoff.cap=60; the value is JSON or text. Repeatable.",
+    ),
+]
+OptionsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--options",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_JOB,
+        help="JSON file with options of a job. Flags win over it.",
+    ),
+]
 UrlColumn = Annotated[
     str | None,
     typer.Option("--url-column", metavar="NAME", rich_help_panel=_JOB, help="Column of a csv that has the URLs. [url]"),
@@ -168,6 +188,16 @@ WhenExhausted = Annotated[
         "[fail]",
     ),
 ]
+Bodies = Annotated[
+    str | None,
+    typer.Option(
+        "--bodies",
+        metavar="FORM",
+        help="How to include bodies. zip: file or none; jsonl: none, text or base64; parquet: none or binary. "
+        "[zip: file, others: none]",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 Names = Annotated[
     str | None,
     typer.Option(
@@ -200,6 +230,8 @@ def job_spec(
     patience: float | None = None,
     no_breaker: bool = False,
     on_exhausted: OnExhausted | None = None,
+    option: list[str] | None = None,
+    options: Path | None = None,
 ) -> dict[str, Any]:
     """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
@@ -213,7 +245,7 @@ def job_spec(
         raise BadInput("--patience and --no-breaker exclude each other. Pass one of them.")
     spec = {
         "kind": kinds[0] if kinds else None,
-        "export": None if export is None else _read_export_spec(export),
+        "export": None if export is None else _read_json("--export", export),
         "name": name,
         "concurrency": concurrency,
         "handler": handler,
@@ -228,16 +260,57 @@ def job_spec(
         "on_invalid": on_invalid.value if on_invalid else None,
         "breaker": {"enabled": False} if no_breaker else None if patience is None else {"patience": patience},
         "on_exhausted": on_exhausted.value if on_exhausted else None,
-        "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
+        "gateway": _gateway(gateway) if gateway else None,
     }
-    return {field: value for field, value in spec.items() if value is not None}
+    own = {field: value for field, value in spec.items() if value is not None}
+    return merged_options(own, option or [], None if options is None else _read_json("--options", options))
 
 
-def _read_export_spec(path: Path) -> Any:
+def merged_options(spec: dict[str, Any], pairs: list[str], stored: Any = None) -> dict[str, Any]:
+    """The options of a file, then those of `--option`, then those of flags. A name with dots is inside another. Raises
+    BadInput."""
+    if not isinstance(stored, dict | None):
+        raise BadInput("--options: the file must contain one JSON object, with options by name.")
+    merged: dict[str, Any] = dict(stored or {})
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not all(name.split(".")):
+            raise BadInput(f"--option: invalid option {pair!r}. Use NAME=VALUE, such as max_redirects=2.")
+        *outer, last = name.split(".")
+        place = merged
+        for part in outer:
+            inner = place.get(part)
+            place[part] = dict(inner) if isinstance(inner, dict) else {}
+            place = place[part]
+        place[last] = _json_or_text(text)
+    return {**merged, **spec}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _gateway(address: str) -> dict[str, str]:
+    """A proxy, or a template. Raises BadInput for a proxy with a path: it was meant as a template."""
+    if "{url}" in address:
+        return {"url": address}
+    rest = address.partition("://")[2] or address
+    if rest.partition("/")[2] or "?" in rest:
+        raise BadInput(
+            f"--gateway: {rest.partition('@')[2] or rest} has a path and no {{url}}. Put {{url}} where the address of "
+            "the page goes, or leave out the path if it is a proxy."
+        )
+    return {"proxy": address}
+
+
+def _read_json(flag: str, path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise BadInput(f"--export: cannot read {path}: {error}") from None
+        raise BadInput(f"{flag}: cannot read {path}: {error}") from None
 
 
 def _header(line: str) -> tuple[str, str]:

@@ -20,8 +20,10 @@ from conveyor.cli.shared_options import (
     Headers,
     Lists,
     MaxLifetime,
+    MoreOptions,
     Name,
     NoBreaker,
+    OptionsFile,
     Patience,
     Rate,
     RetentionDays,
@@ -57,6 +59,8 @@ def submit(
     drop_bodies: DropBodies = False,
     download: Download = False,
     export: ExportSpec = None,
+    option: MoreOptions = None,
+    options: OptionsFile = None,
     url_column: UrlColumn = None,
     on_invalid: WhenInvalid = None,
     retention_days: RetentionDays = None,
@@ -81,9 +85,10 @@ def submit(
     """
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
-    from conveyor.cli.run_directory import check_lists
+    from conveyor.cli.run_directory import check_lists, expand_lists
     from conveyor.cli.watch_command import watch_job
 
+    lists = expand_lists(lists)
     if not _is_remote(lists):
         check_lists(lists)
     settings = Settings.load(url=url, data=data)
@@ -103,6 +108,8 @@ def submit(
         no_breaker=no_breaker,
         name=name,
         on_invalid=on_invalid,
+        option=option,
+        options=options,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
         on_exhausted=on_exhausted,

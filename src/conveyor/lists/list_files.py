@@ -1,4 +1,4 @@
-"""List files on this machine, or in a bucket that the user may read, as one stream of bytes to stage.
+"""List files on this machine, in a bucket that the user may read, or behind a URL, as one stream of bytes to stage.
 
 A single file is sent as it is, in whatever format. Several files, or files and a pipe, are read and joined into one
 list of inputs, one JSON value per line; their formats may differ.
@@ -21,7 +21,8 @@ from conveyor.lists.reader import (
     read,
     take,
 )
-from conveyor.model import JobKind, ListFormat, format_from_name
+from conveyor.lists.url_lists import UrlLists
+from conveyor.model import JobKind, ListFormat, RemoteSource, format_from_name
 
 STDIN = "-"
 
@@ -32,30 +33,37 @@ _HEAD = 64 * 1024
 
 def list_format(paths: Sequence[str]) -> ListFormat | None:
     """The format of what `pieces_of` yields; None if the first bytes have to tell."""
-    return format_from_name(paths[0]) if len(paths) == 1 else ListFormat.JSONL
+    return format_from_name(_shown(paths[0])) if len(paths) == 1 else ListFormat.JSONL
 
 
 async def pieces_of(
-    paths: Sequence[str], max_bytes: int, kind: JobKind = JobKind.FETCH, url_column: str | None = None
+    paths: Sequence[str],
+    max_bytes: int,
+    kind: JobKind = JobKind.FETCH,
+    url_column: str | None = None,
+    urls: UrlLists | None = None,
 ) -> AsyncIterator[bytes]:
-    """The bytes of one list, or of several joined, for a job of this kind. Raises ListUnreadable."""
+    """The bytes of one list, or of several joined, for a job of this kind; `urls` reads those behind a URL. Raises
+    ListUnreadable."""
     if len(paths) == 1:
-        async for piece in _raw_pieces(paths[0]):
+        async for piece in _raw_pieces(paths[0], max_bytes, urls):
             yield piece
         return
     for path in paths:
-        async for piece in _input_lines(path, max_bytes, kind, url_column):
+        async for piece in _input_lines(path, max_bytes, kind, url_column, urls):
             yield piece
 
 
-async def _input_lines(path: str, max_bytes: int, kind: JobKind, url_column: str | None) -> AsyncIterator[bytes]:
-    """The inputs in a file as JSON lines. The ingester validates them."""
-    raw = aiter(_raw_pieces(path))
+async def _input_lines(
+    path: str, max_bytes: int, kind: JobKind, url_column: str | None, urls: UrlLists | None
+) -> AsyncIterator[bytes]:
+    """The inputs in a file as JSON lines. The ingester validates them, and lists lines that are none."""
+    raw = aiter(_raw_pieces(path, max_bytes, urls))
     head = await take(raw, _HEAD)
     compression = detect_compression(head)
     plain = aiter(decompressed(_chain(head, raw), compression, max_bytes))
     first = await take(plain, _HEAD)
-    form = format_from_name(path) or (ListFormat.CSV if url_column else detect_format(first))
+    form = format_from_name(_shown(path)) or (ListFormat.CSV if url_column else detect_format(first))
     header = None
     if form is ListFormat.CSV:
         header, _, first = first.partition(b"\n")
@@ -63,11 +71,24 @@ async def _input_lines(path: str, max_bytes: int, kind: JobKind, url_column: str
     # Any value is taken: the ingester says which are not valid.
     reading = ListReading(JobKind.PYTHON, form, header=header, url_column=url_column, columns_of=kind)
     async for batch in read(_chain(first, plain), reading):
-        if batch.invalid:
-            line = batch.invalid[0]
-            raise ListUnreadable(f"{path}:{line.line}: {line.reason}")
-        if batch.seeds:
-            yield ("\n".join(seed.input for seed in batch.seeds) + "\n").encode()
+        # Not JSON, so that the ingester takes it for an invalid line, whatever the kind; it says where it is from.
+        lines = [_one_line(f"{_shown(path)}:{line.line}: {line.reason} {line.text}") for line in batch.invalid]
+        lines += (seed.input for seed in batch.seeds)
+        if lines:
+            yield ("\n".join(lines) + "\n").encode()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _shown(path: str) -> str:
+    """The name of a list, without the query of a URL, which may be secret."""
+    return path.partition("?")[0] if _is_url(path) else path
+
+
+def _is_url(path: str) -> bool:
+    return path.lower().startswith(("http://", "https://"))
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -76,8 +97,14 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield piece
 
 
-async def _raw_pieces(path: str) -> AsyncIterator[bytes]:
+async def _raw_pieces(path: str, max_bytes: int, urls: UrlLists | None) -> AsyncIterator[bytes]:
     """Read in a thread: a slow disk or pipe must not block the loop."""
+    if _is_url(path):
+        if urls is None:
+            raise ListUnreadable(f"{_shown(path)} cannot be read here. Pass it alone, so that the server reads it.")
+        async for piece in urls.whole(RemoteSource(path), max_bytes, None):
+            yield piece
+        return
     try:
         file = sys.stdin.buffer if path == STDIN else await asyncio.to_thread(_open, path)
         try:
