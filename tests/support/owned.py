@@ -16,7 +16,8 @@ URL = "http://example.com/"
 
 @dataclass(frozen=True)
 class Owned:
-    """The ids of a job with a task that has a body, an extracted result and an export, and of an upload, an endpoint and a schedule."""
+    """The ids of a job with a task that has a body, an extracted result and an export; of an upload, an endpoint and a
+    schedule."""
 
     job_id: str
     task_id: str
