@@ -161,7 +161,7 @@ def _take_all(db: apsw.Connection, takes: list[_Take]) -> list[list[Any]]:
         queues = msgspec.json.encode(list(places)).decode()
         values = {"queues": queues, "now": now, "until": now + visibility, "limit": limit}
         for queue, *row in db.execute(SQL["take"], values).fetchall():
-            taken[places[queue]].append(row)
+            taken[places[QueueName(str(queue))]].append(row)
     return taken
 
 
