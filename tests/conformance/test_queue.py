@@ -81,6 +81,22 @@ class TestSendAndReceive:
         taken = await asyncio.gather(*(drain(queue, ONE, limit) for limit in (1, 3, 7, 10, 10, 10)))
         assert Counter(each.body for got in taken for each in got) == Counter(one.body for one in bodies(300))
 
+    async def test_receives_at_the_same_time_get_what_each_asked_for(self, queue: Queue, clock: ManualClock) -> None:
+        names = [run_queue(RunId(f"run{number}")) for number in range(4)]
+        for number, name in enumerate(names):
+            await queue.send(name, bodies(3, 10 * number))
+        wanted = [(name, limit, hold) for name in names for limit, hold in ((1, HOLD), (2, 2 * HOLD))]
+        got = await asyncio.gather(*(queue.receive(*each) for each in wanted))
+        for (name, limit, _), deliveries in zip(wanted, got, strict=True):
+            known = {one.body for one in bodies(3, 10 * names.index(name))}
+            assert len(deliveries) <= limit
+            assert {each.body for each in deliveries} <= known
+        everything = [each.receipt for deliveries in got for each in deliveries]
+        assert len(set(everything)) == len(everything)
+        clock.advance(HOLD + 1)
+        longer = [len(deliveries) for (_, limit, _), deliveries in zip(wanted, got, strict=True) if limit == 2]
+        assert [len(await drain(queue, name)) for name in names] == [3 - count for count in longer]
+
     async def test_many(self, queue: Queue) -> None:
         """2,500 messages through two receivers, each acknowledged."""
         sent = bodies(2500)

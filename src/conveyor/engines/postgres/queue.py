@@ -11,12 +11,14 @@ position stays a few seconds in the past, and every few seconds a receiver scans
 and wait for every reader. Bodies above 2 KB are stored outside the row, so little accumulates under an old snapshot.)
 """
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.events import after as after_seq
+from conveyor.engines.postgres.joint_calls import JointCalls
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.postgres.wakes import WAKE_WITHIN, Waker
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
@@ -48,6 +50,14 @@ class _Floor(NamedTuple):
 _BOTTOM = _Floor(0.0, 0, 0.0)
 
 
+class _Receive(NamedTuple):
+    """One receive."""
+
+    queue: QueueName
+    limit: int
+    visibility: float
+
+
 class PostgresQueue:
     """All queues in one table."""
 
@@ -56,6 +66,10 @@ class PostgresQueue:
         self._clock = clock
         self._waker = waker
         self._floors: dict[QueueName, _Floor] = {}
+        self._receives = JointCalls(self._receive_all)
+        self._depths = JointCalls(self._all_depths)
+        self._delayed = JointCalls(self._have_delayed)
+        self._hidden = JointCalls(self._have_hidden)
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
         if not messages:
@@ -75,28 +89,54 @@ class PostgresQueue:
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
         if limit <= 0:
             return []
+        got = await self._receives.call(_Receive(queue, limit, visibility))
+        crashpoint("queue.receive.after")
+        return got
+
+    async def _receive_all(self, takes: Sequence[_Receive]) -> list[list[Delivery]]:
+        """Receive for many receivers: a statement for those that want messages for as long."""
+        groups: dict[tuple[float, int], dict[QueueName, int]] = {}
+        receivers: Counter[QueueName] = Counter()
+        for place, take in enumerate(takes):
+            # A queue with several receivers is in as many groups: each message is for one of them.
+            groups.setdefault((take.visibility, receivers[take.queue]), {})[take.queue] = place
+            receivers[take.queue] += 1
+        got: list[list[Delivery]] = [[] for _ in takes]
+        for (visibility, _), places in groups.items():
+            limits = {queue: takes[place].limit for queue, place in places.items()}
+            for queue, delivery in await self._take_from(limits, visibility):
+                got[places[queue]].append(delivery)
+        return got
+
+    async def _take_from(self, limits: Mapping[QueueName, int], visibility: float) -> list[tuple[QueueName, Delivery]]:
         now = self._clock.now()
-        floor = self._floors.get(queue, _BOTTOM)
-        if not now < floor.until <= now + _LOOK_AT_ALL:
-            floor = _Floor(0.0, 0, now + _LOOK_AT_ALL)
+        floors = {queue: self._floor(queue, now) for queue in limits}
+        name = self._clock.new_id("d")
         values = {
-            "queue": queue,
+            "queues": list(limits),
+            "limits": list(limits.values()),
+            "floors": [floor.visible_at for floor in floors.values()],
+            "floor_ids": [floor.id for floor in floors.values()],
             "now": now,
             "until": now + visibility,
-            "limit": limit,
-            "delivery": self._clock.new_id("d"),
-            "floor": floor.visible_at,
-            "floor_id": floor.id,
+            "delivery": name,
         }
+        by_queue: dict[QueueName, list[Any]] = {queue: [] for queue in limits}
         rows = await self._database.step(lambda db: _take(db, values))
-        crashpoint("queue.receive.after")
-        edge = max((row[4], row[0]) for row in rows) if len(rows) == limit else (now, _LAST_ID)
-        if len(self._floors) >= _MAX_KNOWN:
+        for row in rows:
+            by_queue[row[0]].append(row)
+        if len(self._floors) + len(limits) > _MAX_KNOWN:
             self._floors.clear()
-        visible_at, last = min(edge, (now - _SLACK, _LAST_ID))
-        until = floor.until if rows else min(floor.until, now + _LOOK_IF_EMPTY)
-        self._floors[queue] = _Floor(visible_at, last, until)
-        return [Delivery(str(row[0]), f"{row[0]}.{values['delivery']}", row[1], row[2], row[3]) for row in rows]
+        for queue, taken in by_queue.items():
+            edge = max((row[5], row[1]) for row in taken) if len(taken) == limits[queue] else (now, _LAST_ID)
+            visible_at, last = min(edge, (now - _SLACK, _LAST_ID))
+            until = floors[queue].until if taken else min(floors[queue].until, now + _LOOK_IF_EMPTY)
+            self._floors[queue] = _Floor(visible_at, last, until)
+        return [(row[0], Delivery(str(row[1]), f"{row[1]}.{name}", row[2], row[3], row[4])) for row in rows]
+
+    def _floor(self, queue: QueueName, now: float) -> _Floor:
+        floor = self._floors.get(queue, _BOTTOM)
+        return floor if now < floor.until <= now + _LOOK_AT_ALL else _Floor(0.0, 0, now + _LOOK_AT_ALL)
 
     async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
         return await self._each("extend", queue, receipts, {"until": self._clock.now() + visibility})
@@ -149,7 +189,12 @@ class PostgresQueue:
         return await self._database.write(work) if values["ids"] else 0
 
     async def depth(self, queue: QueueName) -> Depth:
-        return Depth(*await self._database.row(SQL["depth"], {"queue": queue, "now": self._clock.now()}))
+        return await self._depths.call(queue)
+
+    async def _all_depths(self, queues: Sequence[QueueName]) -> list[Depth]:
+        rows = await self._database.rows(SQL["depth"], {"queues": queues, "now": self._clock.now()})
+        depths = {queue: Depth(*counts) for queue, *counts in rows}
+        return [depths[queue] for queue in queues]
 
     async def waiting_since(self, queue: QueueName) -> float | None:
         since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
@@ -162,17 +207,31 @@ class PostgresQueue:
     async def hasten(self, queue: QueueName) -> None:
         values = {"queue": queue, "now": self._clock.now(), "limit": _HASTEN_AT_ONCE}
         crashpoint("queue.hasten.before")
-        while await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
+        # After a restart, all runs are hastened: one read for many of them.
+        while await self._delayed.call(queue) and await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
             pass
         crashpoint("queue.hasten.after")
 
+    async def _have_delayed(self, queues: Sequence[QueueName]) -> list[bool]:
+        rows = await self._database.rows(SQL["have_delayed"], {"queues": queues, "now": self._clock.now()})
+        delayed = {row[0] for row in rows}
+        return [queue in delayed for queue in queues]
+
     async def reveal(self, queue: QueueName, beyond: float) -> int:
         now = self._clock.now()
+        # Quiet runs are checked often, and nearly never have one: one read for many of them.
+        if not await self._hidden.call((queue, now + beyond)):
+            return 0
         values = {"queue": queue, "now": now, "beyond": now + beyond, "limit": _HASTEN_AT_ONCE}
         revealed = 0
         while count := await self._database.change(SQL["reveal"], values):
             revealed += count
         return revealed
+
+    async def _have_hidden(self, wanted: Sequence[tuple[QueueName, float]]) -> list[bool]:
+        values = {"queues": [queue for queue, _ in wanted], "beyonds": [beyond for _, beyond in wanted]}
+        hidden = {(row[0], row[1]) for row in await self._database.rows(SQL["have_hidden"], values)}
+        return [each in hidden for each in wanted]
 
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)

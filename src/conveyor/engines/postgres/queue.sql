@@ -5,17 +5,23 @@ FROM unnest(:times::double precision[], :bodies::bytea[]) AS m (visible_at, body
 
 -- name: take
 WITH due AS MATERIALIZED (
-    SELECT id, visible_at FROM messages
-    WHERE queue = :queue AND visible_at <= :now AND (visible_at, id) > (:floor, :floor_id)
-    ORDER BY visible_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT m.id, m.visible_at
+    FROM unnest(:queues::text[], :limits::integer[], :floors::double precision[], :floor_ids::bigint[])
+        AS w (queue, most, floor, floor_id)
+    CROSS JOIN LATERAL (
+        SELECT id, visible_at FROM messages
+        WHERE queue = w.queue AND visible_at <= :now AND (visible_at, id) > (w.floor, w.floor_id)
+        ORDER BY visible_at, id LIMIT w.most FOR UPDATE SKIP LOCKED
+    ) AS m
 )
 UPDATE messages AS m
 SET visible_at = :until, receives = m.receives + 1, delivery = :delivery, started = false
 FROM due WHERE m.id = due.id
-RETURNING m.id, m.receives, m.body, m.starts, due.visible_at;
+RETURNING m.queue, m.id, m.receives, m.body, m.starts, due.visible_at;
 
 -- name: taken
-SELECT id, receives, body, starts FROM messages WHERE queue = :queue AND delivery = :delivery ORDER BY id;
+SELECT queue, id, receives, body, starts FROM messages
+WHERE queue = ANY(:queues::text[]) AND delivery = :delivery ORDER BY id;
 
 -- The statements on receipts lock one message after the other, and are given them in order of id: who extends and who
 -- acknowledges the same messages do not wait for each other in a ring.
@@ -62,6 +68,16 @@ SET visible_at = :until, receives = m.receives - 1, starts = m.starts - m.starte
     delivery = NULL
 FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
 
+-- name: have_delayed
+SELECT w.queue FROM unnest(:queues::text[]) AS w (queue) WHERE EXISTS (
+    SELECT FROM messages WHERE queue = w.queue AND visible_at > :now AND delivery IS NULL OFFSET 0
+);
+
+-- name: have_hidden
+SELECT w.queue, w.beyond FROM unnest(:queues::text[], :beyonds::double precision[]) AS w (queue, beyond) WHERE EXISTS (
+    SELECT FROM messages WHERE queue = w.queue AND visible_at > w.beyond OFFSET 0
+);
+
 -- name: hasten
 WITH delayed AS MATERIALIZED (
     SELECT id FROM messages WHERE queue = :queue AND visible_at > :now AND delivery IS NULL
@@ -106,10 +122,13 @@ INSERT INTO messages (queue, visible_at, body) SELECT queue, :now, body FROM gon
 DELETE FROM dead_letters WHERE id = ANY(:ids::bigint[]);
 
 -- name: depth
-SELECT count(*) FILTER (WHERE visible_at <= :now),
-    count(*) FILTER (WHERE visible_at > :now AND delivery IS NOT NULL),
-    count(*) FILTER (WHERE visible_at > :now AND delivery IS NULL)
-FROM messages WHERE queue = :queue;
+SELECT w.queue, d.ready, d.held, d.delayed FROM unnest(:queues::text[]) AS w (queue)
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE visible_at <= :now) AS ready,
+        count(*) FILTER (WHERE visible_at > :now AND delivery IS NOT NULL) AS held,
+        count(*) FILTER (WHERE visible_at > :now AND delivery IS NULL) AS delayed
+    FROM messages WHERE queue = w.queue
+) AS d;
 
 -- name: since
 SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now;

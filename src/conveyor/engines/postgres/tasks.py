@@ -16,6 +16,7 @@ from conveyor.engines.postgres.events import after as after_seq
 from conveyor.engines.postgres.events import events_page
 from conveyor.engines.postgres.pages import RowStream, merged, united
 from conveyor.engines.postgres.queries import Query, made_for, named_texts
+from conveyor.engines.postgres.run_reads import RunReads
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
 from conveyor.engines.tasks import (
@@ -70,6 +71,7 @@ class PostgresTasks:
     def __init__(self, database: PostgresDatabase, own_from: int = OWN_FROM) -> None:
         self._database = database
         self._own_from = own_from
+        self._reads = RunReads(database)
         # A run's number never changes, and its own tables stay until it is deleted, so both are cached.
         self._known: dict[tuple[TenantId, RunId], Numbered] = {}
         # By table, the index up to which this process has cancelled all pending tasks.
@@ -101,6 +103,9 @@ class PostgresTasks:
             matches: list[int] = []
             wanted = list(indexes)
             for suffix, part in split(home, wanted, wanted):
+                if not suffix:
+                    matches += await self._reads.unfinished(home.number, part)
+                    continue
                 values = {"run_no": home.number, "indexes": part}
                 matches += await self._database.value(made_for(SQL["unfinished"], suffix), values) or ()
             return frozenset(matches)
@@ -148,7 +153,7 @@ class PostgresTasks:
         return await self._on(run, self._counts, Counts(), ())
 
     async def _counts(self, home: Numbered) -> Counts:
-        return Counts(*await self._database.row(made_for(SQL["counts"], ""), {"run_no": home.number}))
+        return await self._reads.counts(home.number)
 
     async def recount(self, run: RunKey) -> Counts:
         async def work(home: Numbered) -> Counts:
@@ -343,7 +348,7 @@ class PostgresTasks:
             return await once()
 
     async def _find(self, run: RunKey) -> Numbered | None:
-        row = await self._database.row(made_for(SQL["run_no"], ""), {"run_id": run.run_id, "tenant": run.tenant})
+        row = await self._reads.find(run)
         return Numbered(row["run_no"], row["own"], self._own_from, row["rerun"]) if row else None
 
     async def number(self, db: PostgresSession, run: RunKey, seeds: Sequence[TaskSeed]) -> Numbered:

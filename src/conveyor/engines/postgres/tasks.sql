@@ -4,6 +4,9 @@
 -- name: run_no
 SELECT run_no, own, rerun FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
 
+-- name: run_numbers
+SELECT run_id, tenant, run_no, own, rerun FROM task_runs WHERE run_id = ANY(:run_ids::text[]);
+
 -- name: insert_run_no
 INSERT INTO task_runs (run_id, tenant, rerun) VALUES (:run_id, :tenant, :rerun) ON CONFLICT DO NOTHING;
 
@@ -37,6 +40,12 @@ ON CONFLICT DO NOTHING;
 SELECT array_agg(wanted.idx) FROM unnest(:indexes::bigint[]) AS wanted (idx)
 WHERE EXISTS (SELECT FROM tasks{own} WHERE run_no = :run_no AND idx = wanted.idx OFFSET 0)
     AND NOT EXISTS (SELECT FROM ends{own} WHERE run_no = :run_no AND idx = wanted.idx OFFSET 0);
+
+-- name: unfinished_of_runs
+SELECT w.run_no, array_agg(w.idx) FROM unnest(:numbers::integer[], :indexes::bigint[]) AS w (run_no, idx)
+WHERE EXISTS (SELECT FROM tasks WHERE run_no = w.run_no AND idx = w.idx OFFSET 0)
+    AND NOT EXISTS (SELECT FROM ends WHERE run_no = w.run_no AND idx = w.idx OFFSET 0)
+GROUP BY w.run_no;
 
 -- name: finish
 WITH moved AS (
@@ -110,8 +119,12 @@ WITH pending AS MATERIALIZED (
 SELECT (SELECT count(*) FROM moved), (SELECT max(idx) FROM pending);
 
 -- name: counts
-SELECT coalesce(sum(succeeded), 0)::bigint, coalesce(sum(failed), 0)::bigint, coalesce(sum(cancelled), 0)::bigint
-FROM task_counts WHERE run_no = :run_no;
+SELECT n.run_no, s.succeeded, s.failed, s.cancelled FROM unnest(:numbers::integer[]) AS n (run_no)
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(succeeded), 0)::bigint AS succeeded, coalesce(sum(failed), 0)::bigint AS failed,
+        coalesce(sum(cancelled), 0)::bigint AS cancelled
+    FROM task_counts WHERE run_no = n.run_no
+) AS s;
 
 -- name: replaced
 SELECT coalesce(sum(replaced_succeeded), 0)::bigint, coalesce(sum(replaced_failed), 0)::bigint,
