@@ -737,6 +737,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     damaged: bool = False
     # Only tasks with a body to extract from, which is what the run does, without requests.
     extract_only: bool = False
+    # Only tasks with this host in the URL of their input.
+    host: str | None = None
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 

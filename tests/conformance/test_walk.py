@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from conveyor.engines.postgres import tasks as postgres_tasks
+from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, Walked
 from conveyor.model import InputJson, RunId, RunKey, Task, TaskEnd, TaskSeed, TenantId
 from conveyor.read.walk import matches
@@ -77,10 +79,12 @@ async def test_a_run_in_the_order_of_its_list(tasks: Tasks, clock: ManualClock, 
     ],
     ids=str,
 )
-async def test_filters(tasks: Tasks, clock: ManualClock, where: TaskFilter) -> None:
+async def test_filters(tasks: Tasks, clock: ManualClock, where: TaskFilter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stretch has a bound of rows that are looked at, however few of them match."""
     if not isinstance(tasks, ReadsByIndex):
         return
+    for engine in (sqlite_tasks, postgres_tasks):
+        monkeypatch.setattr(engine, "FEW_FAILED", 0)
     run = make_run(clock)
     indexes = await filled(tasks, run)
     everything = await walked(tasks, run, 1000)
@@ -88,6 +92,27 @@ async def test_filters(tasks: Tasks, clock: ManualClock, where: TaskFilter) -> N
     read = [each.read async for each in stretches(tasks, run, 10, where)]
     assert sum(read) == len(indexes)
     assert max(read) <= 10
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        TaskFilter(status=TaskStatus.FAILED),
+        TaskFilter(TaskStatus.FAILED, "http_503", 503, "t2"),
+        TaskFilter(TaskStatus.FAILED, "timeout"),
+    ],
+    ids=str,
+)
+async def test_a_few_failed_tasks_are_walked_alone(tasks: Tasks, clock: ManualClock, where: TaskFilter) -> None:
+    if not isinstance(tasks, ReadsByIndex):
+        return
+    run = make_run(clock, 4)
+    await filled(tasks, run)
+    everything = await walked(tasks, run, 1000)
+    assert await walked(tasks, run, 3, where) == [task for task in everything if matches(task, where)]
+    read = [each.read async for each in stretches(tasks, run, 3, where)]
+    assert sum(read) == sum(task.status is TaskStatus.FAILED for task in everything)
+    assert max(read) <= 3
 
 
 async def test_nothing_to_walk(tasks: Tasks, clock: ManualClock) -> None:

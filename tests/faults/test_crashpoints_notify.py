@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.accept.schedules import Schedule, fire_job_id, schedule_of
+from conveyor.accept.schedules import Schedule, schedule_of
 from conveyor.engines.records import Document
 from conveyor.jobs.event_names import WEBHOOK
+from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.model import Job
 from conveyor.notify.deliveries import DELIVERY, DeliveryStatus, delivery_of
 from conveyor.settings import Settings

@@ -17,11 +17,13 @@ from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.api import schemas as shapes
 from conveyor.api.router import application
+from conveyor.clock import iso_text
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
 from conveyor.engines.tasks import TaskEvent
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Chunk, Job, JobId, ResultDetail, TaskEnd, TaskError, TenantId, task_id
+from conveyor.read import job_search
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
@@ -118,7 +120,7 @@ async def test_tasks_are_readable_at_once(server: Api) -> None:
     job = await stored(server.system, answer)
     page = (await server.get(f"/v1/jobs/{job.job_id}/results")).json
     msgspec.convert(page, shapes.ResultsPage)
-    expected = sorted(task_id(job.run.run_id, index) for index in range(5))
+    expected = [task_id(job.run.run_id, index) for index in range(5)]
     assert [item["task_id"] for item in page["items"]] == expected
     assert {item["status"] for item in page["items"]} == {"pending"}
     assert sorted(item["input"] for item in page["items"]) == urls(5)
@@ -181,6 +183,53 @@ async def test_jobs_are_listed_newest_first(server: Api, clock: JumpingClock) ->
     assert listed == ids[::-1]
 
 
+async def test_jobs_are_searched_on_the_server(server: Api, clock: JumpingClock) -> None:
+    started = clock.now()
+    ids = []
+    for number in range(6):
+        kind: dict[str, Any] = {"kind": "download"} if number == 3 else {}
+        ids.append((await server.submit({"tasks": urls(1), "name": f"Prices {number % 2}", **kind})).json["id"])
+        clock.advance(3600)
+    await server.post(f"/v1/jobs/{ids[0]}/cancel")
+
+    async def found(query: str) -> list[str]:
+        page = (await server.get(f"/v1/jobs?{query}")).json
+        msgspec.convert(page, shapes.JobsPage)
+        return [item["id"] for item in page["items"]]
+
+    assert await found("text=pRICES%201") == [ids[5], ids[3], ids[1]]
+    assert await found(f"text={ids[2][4:]}") == [ids[2]]
+    assert await found("state=cancelled") == [ids[0]]
+    assert await found("state=active") == ids[:0:-1]
+    assert await found("kind=download") == [ids[3]]
+    after, before = (iso_text(started + hours * 3600) for hours in (1, 3))
+    assert await found(f"created_after={after}&created_before={before}") == [ids[2], ids[1]]
+    assert await found(f"created_after={after}&created_before={before}&text=s%201") == [ids[1]]
+    first = (await server.get("/v1/jobs?text=prices&limit=4")).json
+    assert [item["id"] for item in first["items"]] == ids[:1:-1]
+    last = (await server.get(f"/v1/jobs?text=prices&limit=4&cursor={first['next_cursor']}")).json
+    assert ([item["id"] for item in last["items"]], last["next_cursor"]) == (ids[1::-1], None)
+    assert (await server.get("/v1/jobs?text=prices&limit=6")).json["next_cursor"] is None
+    for wrong in (
+        "state=done",
+        "kind=x",
+        "created_after=today",
+        "created_before=2026-99-01T00:00:00Z",
+        "schedule_id=x",
+    ):
+        assert (await server.get(f"/v1/jobs?{wrong}")).json["code"] == "invalid_field", wrong
+
+
+async def test_a_search_over_jobs_is_bounded(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_search, "_ROWS", 2)
+    monkeypatch.setattr(job_search, "_MAX_ROWS", 4)
+    ids = [(await server.submit({"tasks": urls(1), "name": name})).json["id"] for name in ("wanted", *"123456")]
+    page = (await server.get("/v1/jobs?text=wanted")).json
+    assert (page["items"], page["read"]) == ([], 4)
+    page = (await server.get(f"/v1/jobs?text=wanted&cursor={page['next_cursor']}")).json
+    assert ([item["id"] for item in page["items"]], page["next_cursor"], page["read"]) == ([ids[0]], None, 3)
+
+
 async def test_results_in_pages_and_filters(server: Api) -> None:
     answer = await server.submit({"tasks": urls(7)})
     job = await stored(server.system, answer)
@@ -195,7 +244,7 @@ async def test_results_in_pages_and_filters(server: Api) -> None:
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert walked == sorted(task_id(job.run.run_id, index) for index in range(7))
+    assert walked == [task_id(job.run.run_id, index) for index in range(7)]
 
     async def indexes(query: str) -> list[int]:
         return sorted(item["index"] for item in (await server.get(f"{path}?{query}")).json["items"])

@@ -19,6 +19,7 @@ from conveyor.jobs.job_counts import job_counts
 from conveyor.lists import reader as lists
 from conveyor.model import Counts, Job, JobId, RunKey, TaskRef, TenantId, task_id
 from conveyor.process import worker
+from conveyor.read import run_comparison
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from tests.faults.hits import ALL_HITS
@@ -233,6 +234,32 @@ async def test_chosen_is_by_the_newest_outcome(server: Api) -> None:
     assert len(await results(server, job_id, "?run=latest-per-task&status=succeeded")) == 30
 
 
+async def test_two_runs_are_compared(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_comparison, "_ROWS", 4)
+    wrong = {1: range(0, 30, 3), 2: range(0, 30, 2)}
+    async with working(server.system, Flaky(lambda job, index: 503 if index in wrong[job.run.number] else None)):
+        job_id = await submit(server, 30)
+        await ended(server, job_id)
+        await again(server, job_id, "all")
+    for change, expected in {
+        "fixed": [3, 9, 15, 21, 27],
+        "newly_failed": [index for index in range(0, 30, 2) if index % 3],
+        "still_failed": [0, 6, 12, 18, 24],
+    }.items():
+        found = await all_items(server, f"/v1/jobs/{job_id}/comparison?with=1&change={change}")
+        assert [item["index"] for item in found] == expected
+        assert {item["status"] for item in found} == {"succeeded" if change == "fixed" else "failed"}
+        first = (await server.get(f"/v1/jobs/{job_id}/comparison?with=1&run=2&limit=2&change={change}")).json
+        msgspec.convert(first, shapes.TaskSearchPage)
+        assert [item["index"] for item in first["items"]] == expected[:2]
+    for query, status in {
+        "with=1&change=x": 400,
+        "with=7&change=fixed": 404,
+        "with=latest-per-task&change=fixed": 400,
+    }.items():
+        assert (await server.get(f"/v1/jobs/{job_id}/comparison?{query}")).status == status
+
+
 @pytest.mark.parametrize(
     ("select", "wanted"),
     [
@@ -247,6 +274,10 @@ async def test_chosen_is_by_the_newest_outcome(server: Api) -> None:
         ({"http_status": 200}, [index for index in range(60) if index % 4]),
         ({"tag": "third"}, range(0, 60, 3)),
         ({"tag": "nobody's"}, []),
+        ({"host": "EXAMPLE.com", "status": ["failed"]}, range(0, 60, 4)),
+        ({"host": "example.org"}, []),
+        ({"indexes": [7, 4, 7, 59, 1000]}, [4, 7, 59]),
+        ({"indexes": [4, 5, 8], "status": ["failed"]}, [4, 8]),
         ({"http_status": 404, "status": ["failed"]}, []),
     ],
     ids=str,
@@ -333,6 +364,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
         "dead_lettered": False,
         "damaged": False,
         "extract_only": False,
+        "host": None,
         "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
     }
     assert [run["number"] for run in third["runs"]] == [3, 2, 1]

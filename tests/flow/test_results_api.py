@@ -18,7 +18,7 @@ from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
 from conveyor.jobs.body_coding import deflate
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
-from conveyor.read import latest, listing, merge
+from conveyor.read import latest, list_order, listing, merge
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.support.api import Answer, Api, parsed, raw
@@ -138,6 +138,81 @@ class TestFilters:
         assert (answer.status, answer.json["code"]) == (404, "not_found")
 
 
+@pytest.fixture
+def by_task_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an engine that does not store tasks by index."""
+    monkeypatch.setattr(list_order, "by_index", lambda tasks, run: None)
+
+
+class TestListOrder:
+    """SQL engines list tasks in the order of the list."""
+
+    async def _pages(self, api: Api, path: str) -> list[int]:
+        """The indexes of all tasks, a few at a time."""
+        found: list[int] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await api.get(f"{path}&limit=7" + (f"&cursor={cursor}" if cursor else ""))).json
+            msgspec.convert(page, shapes.ResultsPage)
+            assert page["order"] == "index"
+            found += [item["index"] for item in page["items"]]
+            cursor = page["next_cursor"]
+        return found
+
+    async def test_pages_and_lines(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(list_order, "_ROWS", 20)
+        job_id = await ran(server, 60)
+        failed = [index for index in range(60) if index % 4 == 0]
+        for _ in range(2):
+            fine = [index for index in range(60) if index not in failed]
+            for query, expected in {
+                "tag=é1": list(range(3, 60, 6)),
+                "status=failed": failed,
+                "error_code=http_404": failed,
+                "http_status=200": fine,
+                "status=pending": [],
+                "status=succeeded&tag=é1": [index for index in range(3, 60, 6) if index in fine],
+                "run=latest-per-task": list(range(60)),
+            }.items():
+                path = f"/v1/jobs/{job_id}/results?{quote(query, safe='=&')}"
+                assert await self._pages(server, path) == expected, query
+                after = expected[len(expected) // 2] if expected else 0
+                rest = await lines(server, job_id, f"?{quote(query, safe='=&')}&cursor=ix:{after}")
+                assert [item["index"] for item in rest] == [index for index in expected if index > after]
+            # A rerun mends half of what fails.
+            async with working(server.system, Flaky(lambda job, index: 404 if index % 8 == 0 else None)):
+                await server.post(f"/v1/jobs/{job_id}/rerun", {"select": "failed"})
+                await ended(server, job_id)
+            failed = [index for index in range(60) if index % 8 == 0]
+
+    async def test_an_old_cursor_keeps_its_order(self, server: Api) -> None:
+        job_id = await ran(server, 30)
+        path = f"/v1/jobs/{job_id}/results"
+        with pytest.MonkeyPatch.context() as before:
+            before.setattr(list_order, "by_index", lambda tasks, run: None)
+            first = (await server.get(f"{path}?limit=10")).json
+            expected = [item["task_id"] for item in await all_items(server, path)]
+            assert first["order"] == "task_id"
+            answer = await server.get(f"{path}?cursor=ix:3")
+            assert (answer.status, answer.json["code"]) == (400, "bad_cursor")
+        second = (await server.get(f"{path}?limit=10&cursor={first['next_cursor']}")).json
+        assert second["order"] == "task_id"
+        assert [item["task_id"] for item in second["items"]] == expected[10:20]
+        for wrong in ("ix:", "ix:-1", "ix:x", "ix:" + "9" * 16):
+            answer = await server.get(f"{path}?cursor={wrong}")
+            assert (answer.status, answer.json["code"]) == (400, "bad_cursor")
+
+    async def test_a_page_reads_a_bounded_number_of_rows(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(list_order, "_ROWS", 5)
+        monkeypatch.setattr(list_order, "MAX_SCANNED", 12)
+        job_id = (await server.submit({"tasks": inputs(60)})).json["id"]
+        async with working(server.system):
+            await ended(server, job_id)
+        page = (await server.get(f"/v1/jobs/{job_id}/results?tag=none")).json
+        assert (page["items"], page["next_cursor"]) == ([], "ix:14")
+
+
+@pytest.mark.usefixtures("by_task_id")
 class TestLines:
     async def test_all_of_them_are_the_pages(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(listing, "_ROWS", 7)
@@ -247,6 +322,7 @@ class TestLines:
         writer.close()
 
 
+@pytest.mark.usefixtures("by_task_id")
 class TestBounds:
     """Only so many rows are looked at for one page."""
 

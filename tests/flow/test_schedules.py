@@ -27,7 +27,6 @@ from conveyor.accept.schedules import (
     Schedule,
     Schedules,
     ScheduleSpec,
-    fire_job_id,
     schedule_of,
 )
 from conveyor.egress.outbound import Outbound
@@ -35,6 +34,7 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
 from conveyor.engines.s3_source_buckets import S3SourceBuckets
 from conveyor.errors import InvalidField
+from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.model import Job, ListFormat, RemoteSource, Source, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings

@@ -8,26 +8,35 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from conveyor.api.auth import admin_guard, key_guard
+from conveyor.api.dependencies import RENAMED
 from conveyor.api.openapi_document import exact
 from conveyor.api.router import _described, application
 
 # Values for query parameters that hold no id, by name.
 VALUES = {
     "all_tenants": "false",
+    "change": "fixed",
+    "created_after": "2026-01-02T03:04:05Z",
+    "created_before": "2036-01-02T03:04:05Z",
     "error_code": "timeout",
     "expires": "1",
     "http_status": "200",
+    "kind": "fetch",
     "limit": "2",
     "partial": "true",
     "run": "1",
+    "state": "active",
+    # Only a filter: jobs of a schedule of another tenant, or of none, are none.
+    "schedule_id": "schedule_" + "0" * 26,
     "signature": "0" * 64,
     "status": "succeeded",
     "tag": "some",
     "tenant": "acme",
     "text": "example",
     "verify": "true",
+    "with": "1",
 }
-REQUIRED = frozenset({"text"})
+REQUIRED = frozenset({"change", "text", "with"})
 # Cursors that are no ids.
 _CURSORS = ("1", "000000-000000000001.1", "0" * 26)
 
@@ -70,7 +79,7 @@ def _route(path: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Route:
     # Litestar wraps a guard that is not a coroutine.
     guards = [getattr(guard, "func", guard) for guard in handler.resolve_guards()]
     apart = {*path.path_parameters, *handler.resolve_dependencies(), "request", "scope"}
-    query = tuple(name for name in handler.parsed_fn_signature.parameters if name not in apart)
+    query = tuple(RENAMED.get(name, name) for name in handler.parsed_fn_signature.parameters if name not in apart)
     is_endless = handler.media_type == "text/event-stream"
     return Route(method, path.path_format, query, key_guard in guards, admin_guard in guards, is_endless)
 

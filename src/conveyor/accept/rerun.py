@@ -35,6 +35,8 @@ log = structlog.get_logger()
 
 _STATUS = (100, 599)
 _MAX_CODE = 200
+_MAX_HOST = 255
+_MAX_INDEXES = 1000
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,10 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
+    # The host of the URL in the input.
+    host: str | None = None
+    # These tasks, by their indexes; with `status` only.
+    indexes: list[int] = []
     # Only tasks whose body is damaged or missing. The bodies of all others that match are read.
     damaged: bool = False
 
@@ -199,6 +205,8 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     _check_label("tag", selection.tag, MAX_LABEL)
     if selection.http_status is not None and not _STATUS[0] <= selection.http_status <= _STATUS[1]:
         raise InvalidField("`select.http_status` must be between 100 and 599.", field="select.http_status")
+    _check_label("host", selection.host, _MAX_HOST)
+    _check_indexes(selection)
     statuses = sorted({TaskStatus[label.upper()] for label in selection.status})
     if not statuses and selection.error_code is not None:
         statuses = [TaskStatus.FAILED]
@@ -208,6 +216,8 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
         selection.error_code,
         selection.http_status,
         selection.tag,
+        indexes=sorted(set(selection.indexes)),
+        host=None if selection.host is None else selection.host.lower(),
         damaged=selection.damaged,
         extract_only=extract_only,
         overrides=overrides,
@@ -222,6 +232,20 @@ def _check_extract(job: Job, spec: RerunSpec) -> None:
         )
     if isinstance(spec.select, Selection) and spec.select.damaged:
         raise InvalidField("`extract_only` cannot read damaged bodies. Rerun them with requests.", field="extract_only")
+
+
+def _check_indexes(selection: Selection) -> None:
+    if not selection.indexes:
+        return
+    if len(selection.indexes) > _MAX_INDEXES or min(selection.indexes) < 0 or max(selection.indexes) >= 1 << 53:
+        raise InvalidField(
+            f"`select.indexes` must be at most {_MAX_INDEXES} indexes of tasks. Use another condition for more.",
+            field="select.indexes",
+        )
+    if selection != Selection(status=selection.status, indexes=selection.indexes):
+        raise InvalidField(
+            "`select.indexes` can be combined with `status` only. Drop it or the others.", field="select.indexes"
+        )
 
 
 def _check_label(name: str, text: str | None, max_length: int) -> None:

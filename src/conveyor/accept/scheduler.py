@@ -27,7 +27,6 @@ from conveyor.accept.schedules import (
     Missed,
     Schedule,
     Schedules,
-    fire_job_id,
     schedule_of,
     template_of,
     upload_of,
@@ -40,6 +39,7 @@ from conveyor.egress.outbound import Outbound
 from conveyor.engines.records import Document
 from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded, SourceUnavailable
 from conveyor.faults import crashpoint
+from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import JobId, TenantId
 from conveyor.system import System

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
 from conveyor.accept.task_seeds import seeds_of
-from conveyor.clock import iso_text, sortable_id
+from conveyor.clock import iso_text
 from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
@@ -142,12 +141,6 @@ def due(schedule: Schedule) -> float | None:
     """When it next has to fire, or its upload has to be kept."""
     times = [schedule.keep_at, None if schedule.paused else schedule.next_fire]
     return min((at for at in times if at is not None), default=None)
-
-
-def fire_job_id(tenant: TenantId, schedule_id: str, at: float) -> JobId:
-    """The id of the job of a fire, the same for every attempt to make it."""
-    digest = sha256(f"{tenant}:{schedule_id}:{int(at)}".encode()).digest()
-    return JobId(sortable_id("job", at, int.from_bytes(digest[:10])))
 
 
 def template_of(raw: bytes) -> Template:

@@ -72,6 +72,9 @@ MAX_LIMIT = 1000
 Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="Maximum number of items in a page.")]
 Cursor = Annotated[str | None, QueryParameter(description="`next_cursor` of the previous page.")]
 
+# Query parameters whose names Litestar or Python keep for themselves, by their names in a handler.
+RENAMED = {"job_state": "state", "with_run": "with"}
+
 _RANGE = re.compile(r"bytes=(?=-?\d)(\d{0,18})-(\d{0,18})", re.ASCII)
 _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 _SHOWN = 100
@@ -142,7 +145,7 @@ def check_job_cursor(cursor: str | None) -> None:
 async def refuse_unknown_parameters(request: ApiRequest) -> None:
     """Raise UnknownField for unknown query parameters: a misspelled filter would return everything. Raise InvalidField
     for a repeated one: all but one of its values would be ignored."""
-    known = request.route_handler.parsed_fn_signature.parameters
+    known = {RENAMED.get(name, name) for name in request.route_handler.parsed_fn_signature.parameters}
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or name in request.route_handler.resolve_dependencies():

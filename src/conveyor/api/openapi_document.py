@@ -7,8 +7,10 @@ A handler checks its ids and cursors itself, so that a malformed id gets the sam
 from typing import Any
 
 from conveyor.api.dependencies import NDJSON
+from conveyor.api.job_filters import KINDS, STATES
 from conveyor.api.problems import MEDIA_TYPE
 from conveyor.export.request import ExportCompression, ExportFormat, media_type_of
+from conveyor.read.run_comparison import Change
 
 # Any route may respond with them: an unknown parameter, another host, a head that is too large, and failures of ours.
 EVERYWHERE = frozenset({400, 421, 431, 500, 503})
@@ -28,8 +30,9 @@ _SCHEDULE = "schedule_[0-9a-z]{26}"
 _DELIVERY = rf"({_WEBHOOK}|{_JOB}\.[0-9]{{1,3}}):[A-Za-z0-9_.-]{{1,100}}"
 _KEY = "[0-9a-z]{26}"
 _SEQUENCE = "[0-9]{1,12}"
+_ONE_RUN = "latest|run_[0-9a-z]{26}|[1-9][0-9]{0,8}"
 _SHARDS = "sh:[A-Za-z0-9_-]+"
-_RESULTS = rf"{_TASK}|{_SHARDS}|run:[0-9]{{1,6}}:({_TASK}|{_SHARDS})?"
+_RESULTS = rf"{_TASK}|{_SHARDS}|run:[0-9]{{1,6}}:({_TASK}|{_SHARDS})?|ix:[0-9]{{1,15}}"
 
 # The form of parameters, by name.
 _FORMS: dict[str, dict[str, Any]] = {
@@ -46,6 +49,12 @@ _FORMS: dict[str, dict[str, Any]] = {
     "run": {"pattern": "latest|latest-per-task|run_[0-9a-z]{26}|[1-9][0-9]{0,8}"},
     "http_status": {"type": "integer", "minimum": 100, "maximum": 599},
     "status": {"enum": ["pending", "succeeded", "failed", "cancelled"]},
+    "with": {"pattern": _ONE_RUN},
+    "change": {"enum": list(Change)},
+    "state": {"enum": list(STATES)},
+    "kind": {"enum": list(KINDS)},
+    "created_after": {"format": "date-time"},
+    "created_before": {"format": "date-time"},
     "tenant": {"pattern": "[a-z0-9][a-z0-9_-]{0,62}"},
     "expires": {"pattern": "[0-9]{1,12}"},
     "signature": {"pattern": "[0-9a-f]{64}"},
@@ -57,6 +66,7 @@ _CURSORS = {
     "/v1/lanes": _JOB,
     "/v1/jobs/{job_id}/results": _RESULTS,
     "/v1/jobs/{job_id}/search": _RESULTS,
+    "/v1/jobs/{job_id}/comparison": _RESULTS,
     "/v1/jobs/{job_id}/exports": _EXPORT,
     "/v1/jobs/{job_id}/invalid": r"[0-9]{6,12}-[0-9]{12}\.[0-9]{1,6}",
     "/v1/jobs/{job_id}/events": _SEQUENCE,

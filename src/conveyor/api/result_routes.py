@@ -32,7 +32,7 @@ from conveyor.export.direct import export_zip
 from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Task
 from conveyor.read.body_reader import MAX_EXTRACTED, read_extracted
-from conveyor.read.listing import listing_lines, listing_page
+from conveyor.read.listing import listing_lines, listing_page, order_of
 from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
 from conveyor.states import ENDED, TaskStatus
@@ -74,8 +74,9 @@ async def list_results(
     cursor: Cursor = None,
 ) -> Response[Any]:
     """The tasks of the job that match every filter, each with its latest outcome over all runs; a pending or cancelled
-    task of a later run hides no outcome. `run` chooses one run. `Accept: application/x-ndjson` returns all tasks after
-    the cursor as a download, one per line, in no particular order; if the stream fails, its last line says so."""
+    task of a later run hides no outcome. `run` chooses one run. `order` says how they are sorted. `Accept:
+    application/x-ndjson` returns all tasks after the cursor as a download, one per line, in no particular order; if the
+    stream fails, its last line says so."""
     where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
@@ -83,7 +84,9 @@ async def list_results(
         lines = listing_lines(system.tasks, runs, where, cursor, partial(tasks_json, system, job))
         return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
     page = await listing_page(system.tasks, runs, where, limit, cursor)
-    return answer({"items": await tasks_json(system, job, page.items), "next_cursor": page.next_cursor})
+    items = await tasks_json(system, job, page.items)
+    order = order_of(system.tasks, runs, cursor)
+    return answer({"items": items, "next_cursor": page.next_cursor, "order": order})
 
 
 @get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))

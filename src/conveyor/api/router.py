@@ -11,6 +11,7 @@ from litestar.types import ControllerRouterHandler, Scope
 
 from conveyor.api import body_routes as bodies
 from conveyor.api import callback_routes as callbacks
+from conveyor.api import comparison_routes as comparison
 from conveyor.api import control_routes as control
 from conveyor.api import dead_letter_routes as dead_letters
 from conveyor.api import event_routes as events
@@ -126,6 +127,7 @@ def _tenant_routes() -> Router:
             results.export_job,
             statistics.show_statistics,
             statistics.search_tasks,
+            comparison.compare_runs,
             exports.create_export,
             exports.list_exports,
             exports.show_export,

@@ -33,6 +33,8 @@ class LineageShape(Shape, frozen=True):
     damaged: bool
     # Only tasks with a stored body; the run extracts from these and makes no request.
     extract_only: bool
+    # Only tasks with this host in the URL of their input.
+    host: str | None
     # The options that this run overrides.
     options: dict[str, Any]
 
@@ -653,25 +655,29 @@ class HealthShape(Shape, frozen=True):
 
 
 class JobsPage(Shape, frozen=True):
-    """Jobs, newest first."""
+    """Jobs, newest first, and how many jobs were read for the page."""
 
     items: list[ListedJob]
     next_cursor: str | None
+    read: int
 
 
 class ResultsPage(Shape, frozen=True):
-    """Tasks, in order of task_id."""
+    """Tasks. `order` says how they are sorted: by `index`, the order of the list, or by `task_id`, where the engine has
+    no such order or the cursor is of a listing by `task_id`."""
 
     items: list[TaskShape]
     next_cursor: str | None
+    order: Literal["index", "task_id"]
 
 
 class TaskSearchPage(Shape, frozen=True):
-    """Tasks that match, and the number of rows read."""
+    """Tasks that match, how they are sorted, and the number of rows read."""
 
     items: list[TaskShape]
     next_cursor: str | None
     read: int
+    order: Literal["index", "task_id"]
 
 
 class BreakersPage(Shape, frozen=True):

@@ -8,6 +8,7 @@ from litestar.params import FromPath, QueryParameter
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
 from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
+from conveyor.read.listing import order_of
 from conveyor.read.runs import LATEST_PER_TASK, chosen_run, chosen_runs
 from conveyor.read.search import search_page
 from conveyor.read.statistics import statistics_json
@@ -69,4 +70,5 @@ async def search_tasks(
     runs = await chosen_runs(system.records, job, run)
     matches = await search_page(system.tasks, runs, where, text, limit, cursor)
     items = await tasks_json(system, job, matches.page.items)
-    return answer({"items": items, "next_cursor": matches.page.next_cursor, "read": matches.read})
+    order = order_of(system.tasks, runs, cursor)
+    return answer({"items": items, "next_cursor": matches.page.next_cursor, "read": matches.read, "order": order})

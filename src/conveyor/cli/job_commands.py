@@ -25,12 +25,33 @@ _RESULTS = [("index", 8), ("status", 10), ("http", 4), ("attempts", 8), ("size",
 _EVENTS = [("at", 20), ("event", 24), ("data", 0)]
 
 
-def jobs(as_json: AsJson = False, limit: Limit = None, url: Server = None, data: Data = None) -> None:
+def jobs(
+    text: Annotated[
+        str | None, typer.Option("--search", metavar="TEXT", help="Only jobs with this text in their name or id.")
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state", help="Only jobs in this state: active, ingesting, running, paused, completed, failed, cancelled."
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Only jobs of this kind: fetch, download, export_download, python.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", metavar="ID", help="Only jobs that this schedule made.")
+    ] = None,
+    as_json: AsJson = False,
+    limit: Limit = None,
+    url: Server = None,
+    data: Data = None,
+) -> None:
     """List jobs, newest first."""
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        rows = itertools.islice((job.data for job in client.jobs()), limit)
+        matching = client.jobs(text=text, state=state, kind=kind, schedule_id=schedule)
+        rows = itertools.islice((job.data for job in matching), limit)
         if as_json:
             print_json_array(rows)
         else:

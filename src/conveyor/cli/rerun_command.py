@@ -49,6 +49,16 @@ def rerun(
         typer.Option("--http-status", min=100, max=599, rich_help_panel=_SELECT, help="Tasks with this HTTP status."),
     ] = None,
     tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Tasks with this tag.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", rich_help_panel=_SELECT, help="Tasks with this host in their URL."),
+    ] = None,
+    task: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--task", min=0, metavar="INDEX", rich_help_panel=_SELECT, help="This task, by its index; repeat for more."
+        ),
+    ] = None,
     damaged: Annotated[
         bool,
         typer.Option("--damaged", rich_help_panel=_SELECT, help="Tasks whose stored body is damaged or missing."),
@@ -94,7 +104,7 @@ def rerun(
     """
     from conveyor.cli.connection import connect
 
-    if every and (failed or cancelled or error_code or http_status or tag or damaged):
+    if every and (failed or cancelled or error_code or http_status or tag or damaged or host or task):
         raise BadInput(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
@@ -124,6 +134,8 @@ def rerun(
             tag=tag,
             damaged=damaged,
             extract_only=extract_only,
+            host=host,
+            indexes=task,
             **options,
         )
     if as_json:

@@ -2,6 +2,7 @@
 awaits."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Self, Unpack
 
 from conveyor.client import data_frames as frames
@@ -105,9 +106,20 @@ class Client:
         the counts and errors of that run alone. Raises NotFound."""
         return JobHandle(self._session, drive(self._session.job(job_id, verify, run)))
 
-    def jobs(self) -> Iterator[JobHandle]:
-        """List all jobs, newest first."""
-        return (JobHandle(self._session, data) for data in iterate(self._session.jobs()))
+    def jobs(
+        self,
+        *,
+        text: str | None = None,
+        state: str | None = None,
+        kind: str | None = None,
+        schedule_id: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+    ) -> Iterator[JobHandle]:
+        """List jobs, newest first: all, or those that match every filter. `text` is in the name or the id; the state
+        `active` is any unfinished one; `schedule_id` is the schedule that made the job."""
+        where = _job_filters(text, state, kind, schedule_id, created_after, created_before)
+        return (JobHandle(self._session, data) for data in iterate(self._session.jobs(where)))
 
     def export(self, export_id: str) -> ExportHandle:
         """Get an export by its id. Raises NotFound."""
@@ -240,9 +252,19 @@ class AsyncClient:
         """As Client.job."""
         return AsyncJob(self._session, await self._session.job(job_id, verify, run))
 
-    async def jobs(self) -> AsyncGenerator[AsyncJob, None]:
+    async def jobs(
+        self,
+        *,
+        text: str | None = None,
+        state: str | None = None,
+        kind: str | None = None,
+        schedule_id: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+    ) -> AsyncGenerator[AsyncJob, None]:
         """As Client.jobs."""
-        async for data in self._session.jobs():
+        where = _job_filters(text, state, kind, schedule_id, created_after, created_before)
+        async for data in self._session.jobs(where):
             yield AsyncJob(self._session, data)
 
     async def export(self, export_id: str) -> AsyncExport:
@@ -303,6 +325,21 @@ class AsyncClient:
     def pages(self, path: str, query: Query | None = None) -> AsyncGenerator[Json, None]:
         """As Client.pages."""
         return self._session.pages(path, query)
+
+
+def _job_filters(
+    text: str | None,
+    state: str | None,
+    kind: str | None,
+    schedule_id: str | None,
+    created_after: datetime | None,
+    created_before: datetime | None,
+) -> dict[str, str]:
+    times = {"created_after": created_after, "created_before": created_before}
+    texts = {"text": text, "state": state, "kind": kind, "schedule_id": schedule_id}
+    # A naive time is local.
+    shown = {name: at.astimezone(UTC).isoformat() for name, at in times.items() if at is not None}
+    return {**{name: value for name, value in texts.items() if value is not None}, **shown}
 
 
 def _spec(kind: Kind | None, options: JobOptions, **more: Any) -> Json:

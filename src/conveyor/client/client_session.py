@@ -51,8 +51,8 @@ class ClientSession:
         query = {**({"verify": "true"} if verify else {}), **({} if run is None else {"run": run})} or None
         return await self.transport.json("GET", path_of("jobs", job_id), query=query)
 
-    def jobs(self) -> AsyncGenerator[Json, None]:
-        return self.transport.listing("/v1/jobs", {"limit": 100}, dict)
+    def jobs(self, where: Mapping[str, str] | None = None) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/jobs", {"limit": 100, **(where or {})}, dict)
 
     def results(self, job_id: str, where: Mapping[str, Any], page: int = _PAGE) -> AsyncGenerator[Result, None]:
         filters = {name: value for name, value in where.items() if value is not None}

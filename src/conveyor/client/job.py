@@ -1,7 +1,7 @@
 """Job and AsyncJob: a job on a server. Both have the same methods; one blocks, one awaits."""
 
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -40,7 +40,8 @@ class JobHandle(JobView):
             return self._update(drive(following.wait(self._session, self.id, timeout, on_status)))
 
     def results(self, page_size: int = 1000, **where: Unpack[Filter]) -> Iterator[Result]:
-        """Iterate over tasks and their results, in no particular order. Fetches pages on demand."""
+        """Iterate over tasks and their results, in the order of the list where the server has it (SQLite,
+        Postgres). Fetches pages on demand."""
         return iterate(self._session.results(self.id, where, page_size))
 
     def stream(self) -> Iterator[Event | Progress]:
@@ -122,16 +123,21 @@ class JobHandle(JobView):
         tag: str | None = None,
         damaged: bool = False,
         extract_only: bool = False,
+        host: str | None = None,
+        indexes: Sequence[int] | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """Start a new run over tasks, selected by their latest result: by default the failed ones. Several conditions
-        must all match; `damaged` selects tasks whose stored body is damaged or missing. If the ingest of the job
-        failed, resume it instead. Options override those of the job.
+        must all match; `damaged` selects tasks whose stored body is damaged or missing, `host` those with this host in
+        their URL, `indexes` single tasks. If the ingest of the job failed, resume it instead. Options override those of
+        the job.
 
         `extract_only` makes no request: it calls the job's `extract`, or the one given here, with the stored bodies, by
         default with all of them."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged, extract_only)
+        selection = rerun_choice(
+            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes
+        )
         return self._update(drive(self._session.rerun(self.id, selection, options, idempotency_key, extract_only)))
 
     def cancel(self) -> Self:
@@ -265,11 +271,15 @@ class AsyncJob(JobView):
         tag: str | None = None,
         damaged: bool = False,
         extract_only: bool = False,
+        host: str | None = None,
+        indexes: Sequence[int] | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """As Job.rerun."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged, extract_only)
+        selection = rerun_choice(
+            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes
+        )
         return self._update(await self._session.rerun(self.id, selection, options, idempotency_key, extract_only))
 
     async def cancel(self) -> Self:

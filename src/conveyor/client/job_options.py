@@ -177,10 +177,13 @@ def rerun_choice(
     tag: str | None = None,
     damaged: bool = False,
     extract_only: bool = False,
+    host: str | None = None,
+    indexes: Sequence[int] | None = None,
 ) -> str | dict[str, Any]:
     """Make the `select` of POST /v1/jobs/{id}/rerun: by default failed tasks, or all that can be extracted from. Raises
     BadInput."""
-    conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
+    conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag, "host": host}
+    conditions["indexes"] = list(indexes) if indexes else None
     conditions["damaged"] = True if damaged else None
     conditions = {name: value for name, value in conditions.items() if value is not None}
     statuses = [status for status, is_selected in (("failed", failed), ("cancelled", cancelled)) if is_selected]

@@ -11,6 +11,8 @@ from conveyor.states import TaskStatus
 
 # Maximum number of rows that one scan reads.
 MAX_SCANNED = 5000
+# Up to this many failed tasks of a run, a walk over them reads them alone. Of more, a walk over all tasks finds some.
+FEW_FAILED = 50_000
 # Error codes of replaced outcomes that are returned at most.
 MAX_CODES = 1000
 
@@ -154,7 +156,8 @@ class ReadsByIndex(Protocol):
     """A capability: tasks are stored by index, so a whole run is read sequentially in list order."""
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
-        """Read the `limit` rows after the index `after`, over all shards; -1 starts at the first."""
+        """Read the `limit` rows after the index `after`, over all shards; -1 starts at the first. If only failed tasks
+        are asked for, and few have failed, the others are not read, and do not count."""
 
 
 @runtime_checkable

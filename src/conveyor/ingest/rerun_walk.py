@@ -18,6 +18,7 @@ from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.ingest.damaged_bodies import damaged_tasks
 from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.jobs.latest_outcomes import is_extractable, latest_outcomes, only_latest
+from conveyor.jobs.task_hosts import task_host
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
 from conveyor.model import (
@@ -90,7 +91,7 @@ async def copy_tasks(
     index, rows_read = range_.index, range_.offset
     async with aclosing(pages):
         async for page in pages:
-            chosen = [task for task in page.tasks if task.detail.dead_lettered or not lineage.dead_lettered]
+            chosen = [task for task in page.tasks if _is_chosen(task, lineage)]
             if _is_selective(lineage):
                 latest = await only_latest(tasks, place == 0, keys[:place:-1], chosen)
             else:
@@ -113,8 +114,15 @@ async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) 
     """Tasks that were selected one by one, by their latest outcome."""
     keys = [job.key_of(run) for run in _source_runs(lineage, await records.jobs.runs(job.job_id))]
     latest = await latest_outcomes(tasks, keys, await tasks.at(keys[0], sorted(lineage.indexes)))
-    seeds = [_seed(task) for task in latest if task.status in lineage.statuses]
+    seeds = [_seed(task) for task in latest if not lineage.statuses or task.status in lineage.statuses]
     return ListBatch(seeds, [], max(lineage.indexes), len(lineage.indexes))
+
+
+def _is_chosen(task: Task, lineage: Lineage) -> bool:
+    """Whether a task matches what no engine filters by."""
+    if lineage.dead_lettered and not task.detail.dead_lettered:
+        return False
+    return lineage.host is None or task_host(bytes(task.input).decode()) == lineage.host
 
 
 def _seed(latest: Task) -> TaskSeed:

@@ -12,6 +12,7 @@ from conveyor.errors import ConveyorError
 from conveyor.model import RunKey, Task
 from conveyor.read import cursors
 from conveyor.read.latest import latest_batches, latest_page
+from conveyor.read.list_order import batches_in_list_order, engine_in_list_order, page_in_list_order
 from conveyor.read.results import TaskPage, result_page
 
 log = structlog.get_logger()
@@ -28,10 +29,18 @@ _Batch = tuple[list[Task], str | None]
 async def listing_page(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, limit: int, cursor: str | None
 ) -> TaskPage:
-    """Up to `limit` tasks. Raises BadCursor."""
+    """Up to `limit` tasks, in list order where the engine has it, else in order of task_id. Raises BadCursor."""
+    engine = engine_in_list_order(tasks, runs, cursor)
+    if engine is not None:
+        return await page_in_list_order(tasks, engine, runs, where, limit, cursor)
     if len(runs) == 1:
         return await result_page(tasks, runs[0], where, limit, cursor)
     return await latest_page(tasks, runs, where, limit, cursor)
+
+
+def order_of(tasks: Tasks, runs: Sequence[RunKey], cursor: str | None) -> str:
+    """How the page at this cursor is sorted: by `index` or by `task_id`."""
+    return "task_id" if engine_in_list_order(tasks, runs, cursor) is None else "index"
 
 
 async def listing_lines(
@@ -57,6 +66,9 @@ async def listing_lines(
 def _batches(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, cursor: str | None
 ) -> AsyncGenerator[_Batch, None]:
+    engine = engine_in_list_order(tasks, runs, cursor)
+    if engine is not None:
+        return batches_in_list_order(tasks, engine, runs, where, cursor)
     if len(runs) == 1:
         return _run_batches(tasks, runs[0], where, cursor)
     return latest_batches(tasks, runs, where, cursor)

@@ -62,18 +62,19 @@ async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, 
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
         merged = await merged_page(tasks, run, where, limit, positions)
-        _count(merged.rows_read, len(merged.items))
+        count_rows(merged.rows_read, len(merged.items))
         following = None if merged.positions is None else cursors.encode(merged.positions)
         return TaskPage(merged.items, following, merged.rows_read)
     # One row more than the limit tells whether there is a next page, so that no last page is empty.
     scanned = await tasks.scan(run, 0, positions[0], limit + 1, where)
     items = scanned.tasks[:limit]
-    _count(scanned.rows_read, len(items))
+    count_rows(scanned.rows_read, len(items))
     last = items[-1].task_id if len(scanned.tasks) > limit else scanned.last
     return TaskPage(items, None if last is None else cursors.encode([last]), scanned.rows_read)
 
 
-def _count(read: int, returned: int) -> None:
+def count_rows(read: int, returned: int) -> None:
+    """Count the rows of a page in the metrics."""
     metrics.ROWS_READ.add(read)
     metrics.ROWS_RETURNED.add(returned)
 

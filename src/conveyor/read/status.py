@@ -252,6 +252,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "dead_lettered": lineage.dead_lettered,
         "damaged": lineage.damaged,
         "extract_only": lineage.extract_only,
+        "host": lineage.host,
         "options": shown_options(lineage.overrides),
     }
 

@@ -20,6 +20,7 @@ from conveyor.engines.postgres.run_reads import RunReads
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
 from conveyor.engines.tasks import (
+    FEW_FAILED,
     MAX_CODES,
     MAX_SCANNED,
     Finished,
@@ -249,11 +250,18 @@ class PostgresTasks:
             """Read the shared tables, then the run's own, which hold the higher indexes."""
             matches: list[Task] = []
             read, end = 0, after
+            few_failed = where.status == TaskStatus.FAILED and (await self._counts(home)).failed <= FEW_FAILED
             for suffix in home.suffixes:
                 values = {"run_no": home.number, "after": end, "limit": limit - read, **msgspec.structs.asdict(where)}
-                count, last = await self._database.row(made_for(SQL["stretch"], suffix), values)
+                if few_failed:
+                    found = await self._database.rows(made_for(SQL["next_failed"], suffix), values)
+                    values["indexes"] = [row["idx"] for row in found]
+                    count, last = len(found), found[-1]["idx"] if found else end
+                else:
+                    count, last = await self._database.row(made_for(SQL["stretch"], suffix), values)
                 if count:
-                    rows = await self._database.rows(made_for(SQL["walk"], suffix), {**values, "last": last})
+                    text = SQL["walk_failed" if few_failed else "walk"]
+                    rows = await self._database.rows(made_for(text, suffix), {**values, "last": last})
                     matches += [_task(run.run_id, row) for row in rows]
                     read, end = read + count, last
                 if read == limit:

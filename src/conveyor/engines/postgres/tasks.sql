@@ -234,6 +234,20 @@ WHERE t.run_no = :run_no AND t.idx > :after AND t.idx <= :last
     AND (:tag::text IS NULL OR t.tag = :tag)
 ORDER BY t.idx;
 
+-- name: next_failed
+-- Over all failed tasks of the run, in the index alone: the fence keeps it from being a walk over all tasks.
+SELECT idx FROM (SELECT idx FROM ends{own} WHERE run_no = :run_no AND status = 2 OFFSET 0) AS failed
+WHERE idx > :after ORDER BY idx LIMIT :limit;
+
+-- name: walk_failed
+SELECT t.sort_key, t.idx, t.input, e.status, e.attempts, e.http_status, e.error_code, e.detail, e.finished_at
+FROM tasks{own} AS t JOIN ends{own} AS e ON e.run_no = t.run_no AND e.idx = t.idx
+WHERE t.run_no = :run_no AND t.idx = ANY(:indexes::bigint[])
+    AND (:error_code::text IS NULL OR e.error_code = :error_code)
+    AND (:http_status::integer IS NULL OR e.http_status = :http_status)
+    AND (:tag::text IS NULL OR t.tag = :tag)
+ORDER BY t.idx;
+
 -- name: note
 -- Numbered in the order of their commits, like the events of the outbox.
 WITH turn AS MATERIALIZED (

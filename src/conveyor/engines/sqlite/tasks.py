@@ -14,6 +14,7 @@ from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
 from conveyor.engines.sqlite.slabs import index_of, next_keys, sort_key, sort_keys
 from conveyor.engines.tasks import (
+    FEW_FAILED,
     MAX_CODES,
     MAX_SCANNED,
     Finished,
@@ -222,6 +223,8 @@ class SqliteTasks:
             if where == TaskFilter():
                 rows: list[Any] = db.execute(SQL["walk_all"], values).fetchall()
                 return rows, len(rows), rows[-1][0] if len(rows) == limit else None
+            if where.status == TaskStatus.FAILED and _are_few_failed(db, number):
+                return _walk_failed(db, values)
             read, last = _row(db, SQL["stretch"], values)
             rows = db.execute(SQL["walk"], {**values, "last": last}).fetchall() if read else []
             return rows, read, last if read == limit else None
@@ -379,6 +382,19 @@ def _scan_failed(
     if len(rows) == limit:
         return rows, rows[-1][0]
     return rows, None if end is None else end[1]
+
+
+def _are_few_failed(db: apsw.Connection, number: int) -> bool:
+    row = db.execute(SQL["counts"], {"run_no": number}).fetchone()
+    return row is not None and Counts(*row).failed <= FEW_FAILED
+
+
+def _walk_failed(db: apsw.Connection, values: dict[str, Any]) -> tuple[list[Any], int, int | None]:
+    """The failed tasks among the next rows, their number, and the last index; None if no failed task follows."""
+    found: list[Any] = db.execute(SQL["next_failed"], values).fetchall()
+    indexes = [index for (index,) in found]
+    rows: list[Any] = db.execute(SQL["page"], {**values, "indexes": _encode(indexes).decode()}).fetchall()
+    return rows, len(indexes), indexes[-1] if len(indexes) == values["limit"] else None
 
 
 async def _tasks(run_id: RunId, rows: list[Any]) -> list[Task]:

@@ -140,6 +140,11 @@ WHERE run_no = :run_no AND idx > :after AND idx <= :last
     AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
 ORDER BY idx;
 
+-- name: next_failed
+-- Over all failed tasks of the run, in the index alone.
+SELECT idx FROM tasks INDEXED BY tasks_failed
+WHERE run_no = :run_no AND idx > :after AND status = 2 ORDER BY idx LIMIT :limit;
+
 -- name: note
 -- Not for a run that was deleted since its number was looked up: nobody would remove them.
 INSERT INTO task_events (run_no, idx, at, event, data)
