@@ -1,5 +1,6 @@
 /** The frame around all pages: routing, session, and connection status. */
 
+import { address } from "./address.js";
 import { get, news, send } from "./api.js";
 import { h, renew } from "./dom.js";
 import { attempt, failure, loading } from "./parts/says.js";
@@ -16,8 +17,8 @@ import { webhooksPage } from "./pages/webhooks.js";
 
 /**
  * A page is a function: it fills its root, resolves once there is something to show, and runs until the signal aborts it
- * for another page.
- * @typedef {(root: HTMLElement, signal: AbortSignal, ...parameters: string[]) => Promise<void>} Page
+ * for another page. It may resolve to a function that takes over the state of the address after it has changed.
+ * @typedef {(root: HTMLElement, signal: AbortSignal, ...parameters: string[]) => Promise<void | (() => void)>} Page
  */
 
 /** @type {[RegExp, string, Page][]} */
@@ -52,16 +53,26 @@ const standing = h("span", { class: "standing polling" }, STANDINGS.polling);
 
 /** Aborts the current page. */
 let over = new AbortController();
+/** The page that is shown, if it can take over another state. @type {{path: string, restore: () => void} | null} */
+let shown = null;
 /** Where to go once signed in. */
 let wanted = "#/jobs";
+
+/** After a change of the address: another page, or the same one in another state. */
+function move() {
+  if (shown && shown.path === address().path) shown.restore();
+  else void show();
+}
 
 async function show() {
   over.abort();
   over = new AbortController();
+  shown = null;
   const { signal } = over;
   const link = SIGN_IN.exec(location.hash);
   if (link) return showSignIn(link[1]);
-  const found = PAGES.map(([pattern, title, page]) => ({ title, page, match: pattern.exec(location.hash) })).find((
+  const { path } = address();
+  const found = PAGES.map(([pattern, title, page]) => ({ title, page, match: pattern.exec(path) })).find((
     { match },
   ) => match);
   if (!found?.match) return location.replace("#/jobs");
@@ -70,8 +81,9 @@ async function show() {
   renew(main, loading());
   const root = h("div", { class: "page" });
   try {
-    await found.page(root, signal, ...found.match.slice(1));
+    const restore = await found.page(root, signal, ...found.match.slice(1));
     if (signal.aborted) return;
+    if (restore) shown = { path, restore };
     main.replaceChildren(root);
     focusTitle();
   } catch (error) {
@@ -159,7 +171,7 @@ news.addEventListener("standing", (event) => {
   standing.textContent = STANDINGS[now];
   offline.hidden = now !== "offline";
 });
-addEventListener("hashchange", show);
+addEventListener("hashchange", move);
 document.querySelector(".skip")?.addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

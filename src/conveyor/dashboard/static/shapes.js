@@ -12,6 +12,8 @@
  * @property {string | null} error_code
  * @property {number | null} http_status
  * @property {string | null} tag
+ * @property {string | null} host
+ * @property {number[]} indexes
  * @property {Record<string, unknown>} options
  *
  * @typedef {Object} Run
@@ -57,7 +59,7 @@
  *
  * @typedef {Ended & {at: string}} Sample
  * @typedef {{seconds: number, count: number}} Duration
- * @typedef {{samples: Sample[], durations: Duration[], errors: ErrorCount[]}} Statistics
+ * @typedef {{run_id: string, samples: Sample[], durations: Duration[], errors: ErrorCount[]}} Statistics
  *
  * @typedef {Object} Task
  * @property {string} task_id
@@ -74,6 +76,7 @@
  * @property {[string, string][] | null} headers
  * @property {number | null} elapsed
  * @property {string | null} finished_at
+ * @property {boolean} [in_progress]
  * @property {{done: number, total: number | null, note: string | null}} [progress]
  *
  * @typedef {{at: string, event: string, data: Record<string, any>}} Event

@@ -1,16 +1,40 @@
-/** All jobs, newest first, each with a live progress bar. */
+/** All jobs, newest first, each with a live progress bar; searched on the server; many can be chosen at once. */
 
-/** @import { Job } from "../shapes.js" */
+/** @import { Job, Schedule } from "../shapes.js" */
 
+import { remember, stateOf } from "../address.js";
 import { get } from "../api.js";
 import { h, keyed, oncePerFrame, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
 import { follow } from "../live.js";
+import { bulkBar } from "../parts/bulk.js";
+import { jobFilters } from "../parts/job-filters.js";
 import { pager } from "../parts/table.js";
-import { empty } from "../parts/says.js";
+import { attempt, empty } from "../parts/says.js";
 import { bar, ended, hasEnded, jobPill } from "../parts/state.js";
 
 const PAGE = 50;
+// A search reads further pages until one has a match, at most this many.
+const MAX_READS = 20;
+
+/** Orders of the jobs of a page. @type {Record<string, (a: Job, b: Job) => number>} */
+const ORDERS = {
+  "": (a, b) => (a.id < b.id ? 1 : -1),
+  name: (a, b) => (a.name ?? a.id).localeCompare(b.name ?? b.id),
+  failed: (a, b) => b.counts.failed - a.counts.failed,
+  progress: (a, b) => done(a) - done(b),
+  throughput: (a, b) => b.rate - a.rate,
+  tasks: (a, b) => b.total - a.total,
+};
+/** @type {[string, string][]} */
+const ORDER_NAMES = [
+  ["", "newest first"],
+  ["name", "page by name"],
+  ["failed", "page by failed tasks"],
+  ["progress", "page by progress"],
+  ["throughput", "page by throughput"],
+  ["tasks", "page by size"],
+];
 
 /** @type {import("../main.js").Page} */
 export async function jobsPage(root, signal) {
@@ -18,75 +42,106 @@ export async function jobsPage(root, signal) {
   let jobs = new Map();
   const list = h("ul", { class: "jobs" });
   const none = h("div");
-  const filter = h("input", { type: "search", id: "filter", placeholder: "Name or id", on: { input: () => draw() } });
-  const state = h(
-    "select",
-    { id: "state", on: { change: () => draw() } },
-    ["", "active", "completed", "failed", "cancelled"].map((value) => h("option", { value }, value || "any state")),
-  );
-  const summary = h("p", { class: "muted", role: "status" });
+  const summary = h("p", { class: "muted" });
+  const read = h("p", { class: "muted", role: "status" });
   const pages = pager(() => load());
-  const rows = keyed(list, (job) => job.id, row);
+  const filters = jobFilters(signal, (kind) => {
+    pages.reset();
+    remember({ ...filters.values(), cursor: null, page: null }, kind);
+    void attempt(load);
+  });
+  const order = h(
+    "select",
+    { id: "order", on: { change: () => (remember({ sort: order.value }), draw()) } },
+    ORDER_NAMES.map(([value, text]) => h("option", { value }, text)),
+  );
+  const bulk = bulkBar(() => load());
+  const rows = keyed(list, (/** @type {Job} */ job) => job.id, (job) => row(job, bulk));
 
   const load = async () => {
-    const page = await get("/v1/jobs", { limit: PAGE, cursor: pages.cursor }, signal);
+    const page = await look();
     jobs = new Map(page.items.map((/** @type {Job} */ job) => [job.id, job]));
     pages.show(page.next_cursor);
+    renew(read, searched(page));
     draw();
   };
+  /** A page may be empty without being the last: one request reads a limited number of jobs. */
+  const look = async () => {
+    let cursor = pages.cursor;
+    let total = 0;
+    for (let turn = 0;; turn += 1) {
+      const page = await get("/v1/jobs", { ...filters.query(), limit: PAGE, cursor }, signal);
+      total += page.read;
+      if (page.items.length || page.next_cursor === null || turn === MAX_READS) return { ...page, read: total };
+      cursor = page.next_cursor;
+      renew(read, `Searching… ${count(total)} jobs searched`);
+    }
+  };
+  const searched = (/** @type {{read: number, next_cursor: string | null}} */ page) =>
+    filters.isSet() ? `${count(page.read)} jobs searched${page.next_cursor ? ", not all" : ""}` : "";
   const draw = () => {
-    const all = [...jobs.values()].sort((a, b) => (a.id < b.id ? 1 : -1)).slice(0, PAGE);
+    const all = [...jobs.values()].sort(ORDERS[""]).slice(0, PAGE);
     jobs = new Map(all.map((job) => [job.id, job]));
-    const shown = all.filter((job) => matches(job, filter.value, state.value));
-    rows(shown);
-    renew(none, shown.length ? null : all.length ? empty("No job on this page matches.") : welcome());
+    const sorted = [...all].sort(ORDERS[order.value] ?? ORDERS[""]);
+    sorted.forEach(bulk.update);
+    rows(sorted);
+    renew(none, all.length ? null : nothing(filters.isSet(), pages.next !== null));
     renew(summary, summarize(all));
   };
   const drawSoon = oncePerFrame(draw);
-  // The stream carries only the newest jobs, which are on the first page.
+  // The stream carries only the newest jobs, which are on the first page, and knows of no filter.
   const take = (/** @type {Job} */ job) => {
-    if (!pages.first) return;
+    if (!jobs.has(job.id) && (!pages.first || filters.isSet())) return;
     jobs.set(job.id, job);
     drawSoon();
   };
   const drop = (/** @type {{id: string}} */ gone) => {
     if (jobs.delete(gone.id)) drawSoon();
   };
+  const restore = () => {
+    filters.restore();
+    order.value = stateOf("sort") in ORDERS ? stateOf("sort") : "";
+    pages.restore();
+  };
 
   root.append(
     h("div", { class: "title" }, h("h1", {}, "Jobs"), h("a", { class: "button primary", href: "#/new" }, "New job")),
     h(
       "form",
-      {
-        class: "filters",
-        role: "search",
-        on: { submit: (/** @type {Event} */ event) => event.preventDefault() },
-      },
-      h("label", { for: "filter", class: "hidden" }, "Filter jobs by name or id"),
-      filter,
-      h("label", { for: "state", class: "hidden" }, "State"),
-      state,
+      { class: "filters", role: "search", on: { submit: (/** @type {Event} */ event) => event.preventDefault() } },
+      ...filters.nodes,
+      h("label", { for: "order", class: "hidden" }, "Order"),
+      order,
       summary,
     ),
+    bulk.node,
+    read,
     list,
     none,
     pages.node,
   );
+  restore();
   await load();
   void follow("/v1/stream", { job: take, gone: drop }, load, signal);
+  return () => {
+    restore();
+    void attempt(load);
+  };
 }
 
-/** @param {Job} job @param {string} text @param {string} state */
-function matches(job, text, state) {
-  const wanted = text.trim().toLowerCase();
-  const named = !wanted || job.id.includes(wanted) || (job.name ?? "").toLowerCase().includes(wanted);
-  return named && (!state || (state === "active" ? !hasEnded(job.state) : job.state === state));
+/** @param {boolean} isFiltered @param {boolean} hasMore */
+function nothing(isFiltered, hasMore) {
+  if (!isFiltered) return welcome();
+  return hasMore ? empty("No match so far", "Continue with Next.") : empty("No job matches");
 }
+
+/** @param {Job} job */
+const done = (job) => (job.total ? ended(job.counts) / job.total : 1);
 
 /** @param {Job[]} jobs */
 function summarize(jobs) {
   const active = jobs.filter((job) => !hasEnded(job.state));
-  if (!active.length) return "No active jobs.";
+  if (!active.length) return "No active jobs here.";
   const speed = active.reduce((sum, job) => sum + job.rate, 0);
   return `${count(active.length)} active, ${rate(speed)}`;
 }
@@ -102,14 +157,23 @@ function welcome() {
   );
 }
 
-/** @param {Job} first */
-function row(first) {
+/** @param {Job} first @param {ReturnType<typeof bulkBar>} bulk */
+function row(first, bulk) {
   const head = h("div", { class: "job-head" });
   const body = h("div", { class: "job-body" });
   const link = h("a", { class: "job", href: `#/jobs/${first.id}` }, head, body);
+  let current = first;
+  const check = h("input", {
+    type: "checkbox",
+    class: "job-check",
+    "aria-label": `Select ${first.name ?? first.id}`,
+    on: { change: () => bulk.choose(current, check.checked) },
+  });
+  check.checked = bulk.has(first.id);
   return {
-    node: h("li", {}, link),
+    node: h("li", { class: "job-item" }, check, link),
     update(/** @type {Job} */ job) {
+      current = job;
       renew(
         head,
         h("span", { class: "job-name" }, job.name ?? job.id),

@@ -1,12 +1,13 @@
 /** The actions that a job allows in its current state. Destructive actions ask for confirmation. */
 
-/** @import { Job } from "../shapes.js" */
+/** @import { ErrorCount, Job } from "../shapes.js" */
 
 import { newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count } from "../format.js";
 import { resetBreakers } from "./breakers.js";
 import { ask } from "./dialog.js";
+import { chooseRerun } from "./rerun.js";
 import { attempt, toast } from "./says.js";
 import { hasEnded } from "./state.js";
 
@@ -19,6 +20,8 @@ export function jobActions(jobId, after) {
   const node = h("div", { class: "actions", role: "group", "aria-label": "Actions" });
   /** @type {Job} */
   let job;
+  /** @type {ErrorCount[]} */
+  let errors = [];
 
   const control = (/** @type {string} */ action, /** @type {string} */ message) => async () => {
     await send("POST", `${path}/${action}`);
@@ -47,6 +50,9 @@ export function jobActions(jobId, after) {
       act: () => send("POST", `${path}/rerun`, { select: "failed" }, { key }).then(() => true),
     });
     if (done) await after.changed();
+  };
+  const rerunSome = async () => {
+    if (await chooseRerun(job, errors)) await after.changed();
   };
   const exported = async () => {
     const key = newKey();
@@ -85,9 +91,10 @@ export function jobActions(jobId, after) {
 
   return {
     node,
-    /** @param {Job} now */
-    show(now) {
+    /** @param {Job} now @param {ErrorCount[]} [known] errors to choose from */
+    show(now, known = errors) {
       job = now;
+      errors = known;
       const over = hasEnded(job.state);
       const unread = job.state === "failed" && job.ingest && !job.total;
       renew(
@@ -97,6 +104,7 @@ export function jobActions(jobId, after) {
         job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
         !over && button("Cancel", cancel),
         over && (job.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
+        over && job.total > 0 && button("Rerun…", rerunSome),
         button("Export", exported),
         button("Delete", remove, "quiet-danger"),
       );

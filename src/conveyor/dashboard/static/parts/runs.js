@@ -2,20 +2,21 @@
 
 /** @import { Lineage, Run } from "../shapes.js" */
 
+import { addressWith } from "../address.js";
 import { h } from "../dom.js";
 import { count, moment } from "../format.js";
 import { bar, jobPill } from "./state.js";
 import { table } from "./table.js";
 
-/** @param {(number: number) => void} pick called with the number of a clicked run */
-export function runsTable(pick) {
+/** A click on a run shows the whole page for this run alone. */
+export function runsTable() {
   const { node, rows } = table(
     "Runs",
     /** @type {import("./table.js").Column<Run>[]} */ ([
       {
         title: "Run",
         cell: (run) =>
-          h("button", { type: "button", class: "link", on: { click: () => pick(run.number) } }, `Run ${run.number}`),
+          h("a", { href: addressWith({ run: run.number, tab: null, cursor: null, page: null }) }, `Run ${run.number}`),
       },
       { title: "State", cell: (run) => jobPill(run) },
       {
@@ -45,6 +46,8 @@ function lineage(from) {
     from.error_code,
     from.http_status && `status ${from.http_status}`,
     from.tag && `tag ${from.tag}`,
+    from.host && `host ${from.host}`,
+    from.indexes?.length && `${count(from.indexes.length)} chosen`,
   ].filter(Boolean).join(", ");
   const changed = Object.keys(from.options);
   return [

@@ -35,6 +35,14 @@ export function pill(state) {
   return h("span", { class: `pill ${look}` }, state.replace("_", "-"));
 }
 
+/**
+ * The status of a task. One that an attempt works on is pending for the API, and in progress for people.
+ * @param {{status: string, in_progress?: boolean}} task
+ */
+export function taskPill(task) {
+  return task.in_progress ? h("span", { class: "pill busy" }, "in progress") : pill(task.status);
+}
+
 // From this share of failed tasks on, a completed job looks bad.
 const MANY = 0.1;
 

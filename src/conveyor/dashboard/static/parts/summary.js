@@ -1,6 +1,6 @@
 /** The head of a job's page: name, state, reason to wait, progress. */
 
-/** @import { Job } from "../shapes.js" */
+/** @import { Counts, Job, Run } from "../shapes.js" */
 
 import { h, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
@@ -22,16 +22,20 @@ export function jobSummary(actions) {
       line,
       tiles,
     ],
-    /** @param {Job} job */
-    show(job) {
+    /**
+     * @param {Job} job with the counts that are shown
+     * @param {Run} run that is shown, or the latest
+     * @param {boolean} isAlone whether the run is shown alone
+     */
+    show(job, run, isAlone) {
       const created = moment(job.created_at);
       const expires = job.expires_at === null ? [] : [" · expires ", moment(job.expires_at)];
       renew(title, job.name ?? job.id);
       renew(state, jobPill(job));
       renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, ...expires);
       renew(notice, noticeOf(job));
-      renew(line, bar(job, "All tasks"));
-      renew(tiles, tilesOf(job));
+      renew(line, bar(job, isAlone ? `Tasks of run ${run.number}` : "All tasks"));
+      renew(tiles, tilesOf(job, run, isAlone));
     },
   };
 }
@@ -66,20 +70,36 @@ function ingestOf({ state, ingest }) {
   return `Ingesting the list: ${count(ingest.tasks)} tasks so far${share}.`;
 }
 
-/** @param {Job} job */
-function tilesOf({ total, counts, run, state, rate: speed, eta, task_time: time }) {
-  const over = hasEnded(state) && run.ended_at ? Date.parse(run.ended_at) : Date.now();
+/** @param {Job} job @param {Run} run @param {boolean} isAlone */
+function tilesOf({ total, counts, run: latest, rate: speed, eta, task_time: time }, run, isAlone) {
+  const over = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   const lasted = duration((over - Date.parse(run.created_at)) / 1000);
+  const isOver = hasEnded(run.state);
+  const ofRun = latest.number > 1 ? ` · run ${run.number}` : "";
+  if (run.id !== latest.id) {
+    // Throughput and latency are kept for the latest run alone.
+    const average = isOver && over > Date.parse(run.created_at)
+      ? (1000 * ended(run.counts)) / (over - Date.parse(run.created_at))
+      : 0;
+    return [...countTiles(total, counts), tile(`Throughput${ofRun}`, rate(average)), tile(`Duration${ofRun}`, lasted)];
+  }
+  return [
+    ...countTiles(total, counts),
+    !isAlone && run.number > 1 && !isOver &&
+    tile("Rerun", percent(run.total - run.counts.pending - run.counts.running, run.total), `of ${count(run.total)}`),
+    tile("In progress", count(run.counts.running), `${count(run.counts.pending)} pending`),
+    tile(`Throughput${ofRun}`, rate(speed), time && `p50 ${duration(time.p50)}`),
+    isOver ? tile(`Duration${ofRun}`, lasted) : tile("Time left", duration(eta), `after ${lasted}`),
+  ];
+}
+
+/** @param {number} total @param {Counts} counts */
+function countTiles(total, counts) {
   return [
     tile("Finished", percent(ended(counts), total), `of ${count(total)}`),
     tile("Succeeded", count(counts.succeeded), null, "succeeded"),
     tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
     counts.cancelled > 0 && tile("Cancelled", count(counts.cancelled)),
-    run.number > 1 && !hasEnded(state) &&
-    tile("Rerun", percent(run.total - run.counts.pending - run.counts.running, run.total), `of ${count(run.total)}`),
-    tile("Running", count(run.counts.running), `${count(run.counts.pending)} pending`),
-    tile("Throughput", rate(speed), time && `p50 ${duration(time.p50)}`),
-    hasEnded(state) ? tile("Duration", lasted) : tile("Time left", duration(eta), `after ${lasted}`),
   ];
 }
 

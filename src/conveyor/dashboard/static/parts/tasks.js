@@ -2,29 +2,36 @@
 
 /** @import { Task } from "../shapes.js" */
 
+import { remember, stateOf } from "../address.js";
 import { get, Unreachable } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count, duration, input, moment } from "../format.js";
-import { empty, words } from "./says.js";
-import { pill } from "./state.js";
+import { rerunTasks } from "./rerun.js";
+import { attempt, empty, words } from "./says.js";
+import { taskPill } from "./state.js";
 import { pager, table } from "./table.js";
 
 const PAGE = 25;
 // A search reads further pages until one has a match, at most this many.
 const MAX_READS = 20;
 const TYPING_MS = 300;
+// The server reruns this many single tasks at once.
+const MAX_SELECTED = 1000;
 
 /**
+ * The filters, the run and the page are in the address.
  * @param {string} jobId
  * @param {AbortSignal} signal
+ * @param {() => Promise<void>} rerun called when tasks are rerun
  */
-export function tasksCard(jobId, signal) {
+export function tasksCard(jobId, signal, rerun) {
   const choose = (/** @type {string} */ id, /** @type {[string, string][]} */ options) =>
     h("select", { id, on: { change: () => again() } }, options.map(([value, text]) => h("option", { value }, text)));
   const text = h("input", {
     type: "search",
     id: "search",
     placeholder: "Search inputs",
+    "data-shortcut": "/",
     maxlength: 200,
     on: { input: () => typed() },
   });
@@ -37,22 +44,74 @@ export function tasksCard(jobId, signal) {
   const none = h("div");
   const heading = h("h2", { id: "tasks", tabindex: "-1" }, "Tasks");
   const pages = pager(() => load());
-  const { node: list, rows } = table("Tasks", columns(jobId), (/** @type {Task} */ task) => task.task_id);
+  const order = h("p", { class: "muted order" });
+  /** Indexes of the selected tasks. @type {Set<number>} */
+  const selected = new Set();
+  const selection = h("div", { class: "bulk", role: "group", "aria-label": "Selected tasks", hidden: true });
+  const select = (/** @type {Task} */ task, /** @type {boolean} */ isSelected) => {
+    if (isSelected) selected.add(task.index);
+    else selected.delete(task.index);
+    drawSelection();
+  };
+  const { node: list, rows } = table(
+    "Tasks",
+    columns(jobId, selected, select),
+    (/** @type {Task} */ task) => task.task_id,
+    "sort",
+  );
   let error = "";
-  let run = "";
+  let canRerun = false;
   let typing = 0;
   /** Aborts the previous request. */
   let asking = new AbortController();
 
-  const again = () => {
+  const again = (/** @type {"step" | "typing"} */ kind = "step") => {
     pages.reset();
+    const values = { status: status.value, error, q: text.value.trim(), cursor: null, page: null };
+    remember(values, kind);
     void load();
   };
   const typed = () => {
     clearTimeout(typing);
-    typing = setTimeout(again, TYPING_MS);
+    typing = setTimeout(() => again("typing"), TYPING_MS);
   };
-  const query = () => ({ status: status.value, error_code: error, run, limit: PAGE, cursor: pages.cursor });
+  const query = () => ({
+    status: status.value,
+    error_code: error,
+    run: stateOf("run"),
+    limit: PAGE,
+    cursor: pages.cursor,
+  });
+  const drawSelection = () => {
+    selection.hidden = selected.size === 0;
+    renew(
+      selection,
+      h("b", {}, `${count(selected.size)} selected`),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small",
+          disabled: !canRerun || selected.size > MAX_SELECTED,
+          on: { click: () => attempt(rerunSelected) },
+        },
+        "Rerun selected",
+      ),
+      !canRerun && h("span", { class: "muted" }, "The latest run has not finished."),
+      h("button", { type: "button", class: "small quiet", on: { click: () => clear() } }, "Clear selection"),
+    );
+  };
+  const clear = () => {
+    selected.clear();
+    list.querySelectorAll("input[type=checkbox]").forEach((/** @type {any} */ box) => (box.checked = false));
+    drawSelection();
+  };
+  const rerunSelected = async () => {
+    const what = selected.size === 1 ? `task ${count([...selected][0])}` : `${count(selected.size)} tasks`;
+    if (!(await rerunTasks(jobId, what, { indexes: [...selected] }))) return;
+    clear();
+    await rerun();
+  };
 
   const load = async () => {
     asking.abort();
@@ -63,6 +122,11 @@ export function tasksCard(jobId, signal) {
       const wanted = text.value.trim();
       const page = await look(wanted ? "search" : "results", wanted ? { text: wanted } : {}, mine);
       rows(page.items);
+      const isById = page.order === "task_id";
+      renew(
+        order,
+        isById && page.items.length > 1 ? "By task id: this engine does not keep the order of the list." : "",
+      );
       list.hidden = page.items.length === 0;
       renew(
         none,
@@ -104,11 +168,11 @@ export function tasksCard(jobId, signal) {
     renew(
       chips,
       error && chip(`error ${error}`, () => show({ error: "" })),
-      run && chip(`run ${run}`, () => show({ run: "" })),
     );
-  const show = (/** @type {{error?: string, run?: string}} */ change) => {
+  const show = (/** @type {{error?: string, text?: string, status?: string}} */ change) => {
     error = change.error ?? error;
-    run = change.run ?? run;
+    text.value = change.text ?? text.value;
+    status.value = change.status ?? status.value;
     again();
     heading.scrollIntoView({ block: "start" });
     heading.focus({ preventScroll: true });
@@ -133,14 +197,31 @@ export function tasksCard(jobId, signal) {
         chips,
         said,
       ),
+      selection,
       list,
       none,
+      order,
       pages.node,
     ),
     /** Show only tasks with this error code. @param {string} code */
     ofError: (code) => show({ error: code }),
-    /** Show only tasks of this run. @param {number} number */
-    ofRun: (number) => show({ run: String(number) }),
+    /** Show only tasks with this text in their input. @param {string} wanted */
+    ofText: (wanted) => show({ text: wanted, error: "" }),
+    /** Whether tasks can be rerun now. @param {boolean} can */
+    allow(can) {
+      if (can === canRerun) return;
+      canRerun = can;
+      drawSelection();
+    },
+    /** Take over the state of the address. */
+    restore() {
+      clearTimeout(typing);
+      error = stateOf("error");
+      status.value = stateOf("status");
+      if (text.value.trim() !== stateOf("q")) text.value = stateOf("q");
+      pages.restore();
+    },
+    load,
     /** Reload the page; a search is not repeated, because it reads many rows. */
     refresh: () => (text.value.trim() ? Promise.resolve() : load()),
   };
@@ -156,25 +237,71 @@ function chip(text, remove) {
   );
 }
 
-/** @param {string} jobId @returns {import("./table.js").Column<Task>[]} */
-function columns(jobId) {
+/** A failed task leads to the failed ones before and after it. @param {string} jobId @param {Task} task */
+function taskAddress(jobId, task) {
+  const run = stateOf("run");
+  return `#/jobs/${jobId}/tasks/${task.task_id}${run ? `?run=${run}` : ""}`;
+}
+
+/**
+ * @param {string} jobId
+ * @param {Set<number>} selected
+ * @param {(task: Task, isSelected: boolean) => void} select
+ * @returns {import("./table.js").Column<Task>[]}
+ */
+function columns(jobId, selected, select) {
   return [
-    { title: "#", look: "number", cell: (task) => count(task.index) },
+    {
+      title: "",
+      look: "check",
+      cell: (task) => {
+        const box = h("input", {
+          type: "checkbox",
+          "aria-label": `Select task ${task.index}`,
+          checked: selected.has(task.index),
+          on: { change: () => select(task, box.checked) },
+        });
+        return box;
+      },
+    },
+    { title: "#", look: "number", cell: (task) => count(task.index), sort: (task) => task.index },
     {
       title: "Input",
       look: "wide",
-      cell: (task) => h("a", { class: "clip", href: `#/jobs/${jobId}/tasks/${task.task_id}` }, input(task.input)),
+      cell: (task) => h("a", { class: "clip", href: taskAddress(jobId, task) }, input(task.input)),
+      sort: (task) => input(task.input),
     },
-    { title: "Status", cell: (task) => pill(task.status) },
+    { title: "Status", cell: (task) => taskPill(task), sort: (task) => task.status },
     {
       title: "Error",
       cell: (
         task,
       ) => (task.error ? h("code", { class: "error-code", title: task.error.message }, task.error.code) : "–"),
+      sort: (task) => task.error?.code ?? "",
     },
-    { title: "HTTP", look: "number minor", cell: (task) => task.http_status ?? "–" },
-    { title: "Attempts", look: "number minor", cell: (task) => count(task.attempts) },
-    { title: "Duration", look: "number minor", cell: (task) => duration(task.elapsed) },
-    { title: "Finished", look: "number minor", cell: (task) => moment(task.finished_at) },
+    {
+      title: "HTTP",
+      look: "number minor",
+      cell: (task) => task.http_status ?? "–",
+      sort: (task) => task.http_status ?? 0,
+    },
+    {
+      title: "Attempts",
+      look: "number minor",
+      cell: (task) => count(task.attempts),
+      sort: (task) => task.attempts,
+    },
+    {
+      title: "Duration",
+      look: "number minor",
+      cell: (task) => duration(task.elapsed),
+      sort: (task) => task.elapsed ?? -1,
+    },
+    {
+      title: "Finished",
+      look: "number minor",
+      cell: (task) => moment(task.finished_at),
+      sort: (task) => task.finished_at ?? "",
+    },
   ];
 }
