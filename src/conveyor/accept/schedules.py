@@ -20,6 +20,7 @@ from conveyor.clock import iso_text
 from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
+from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.jobs.secrets import shown_job
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
