@@ -337,6 +337,67 @@ class TestJobs:
         confirm(page, "Rerun")
         here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["run"]["total"] == 4)
 
+    def test_runs_are_compared_and_failed_tasks_walked(self, here: World, visit: Open) -> None:
+        urls = [f"{here.site.url}/{'fails' if n in (2, 5) else 'page'}/{n}" for n in range(8)]
+        job = here.submit(name="Compared", tasks=urls, attempts=1, breaker={"enabled": False})
+        here.ended(job)
+        here.ask("POST", f"/v1/jobs/{job}/rerun", {"select": "all"})
+        here.ended(job)
+        page = visit(f"#/jobs/{job}?tab=runs", permissions=["clipboard-read", "clipboard-write"])
+        page.get_by_role("combobox", name="Change").select_option("still_failed")
+        found = page.get_by_role("table", name="Comparison")
+        expect(found.get_by_role("row")).to_have_count(3)
+        found.get_by_role("link").first.click()
+        expect(heading(page, "Task 2")).to_be_visible()
+        button(page, "Next failed").click()
+        expect(heading(page, "Task 5")).to_be_visible()
+        button(page, "Next failed").click()
+        expect(page.get_by_text("No failed task after this one.")).to_be_visible()
+        button(page, "Previous failed").click()
+        expect(heading(page, "Task 2")).to_be_visible()
+        button(page, "Copy as curl").click()
+        expect(page.get_by_text("Copied.")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == f"curl '{urls[2]}'"
+        script = """async () => {
+            const { curlOf } = await import("/dashboard/parts/copy.js");
+            return curlOf({ method: "POST", headers: { Authorization: "[hidden]" }, body: "it's" }, "http://a.b/");
+        }"""
+        expected = """curl -X 'POST' -H "Authorization: $AUTHORIZATION" --data-raw 'it'\\''s' 'http://a.b/'"""
+        assert page.evaluate(script) == expected
+        button(page, "Rerun task").click()
+        confirm(page, "Rerun")
+        expect(heading(page, "Compared")).to_be_visible()
+        here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["run"]["number"] == 3)
+
+    def test_a_palette_leads_to_pages_and_jobs(self, here: World, visit: Open) -> None:
+        page = visit("#/jobs")
+        expect(page.get_by_role("listitem").first).to_be_visible()
+        page.keyboard.press("/")
+        expect(page.get_by_role("searchbox")).to_be_focused()
+        page.keyboard.press("Control+k")
+        palette = page.get_by_role("dialog", name="Commands")
+        palette.get_by_role("combobox").fill("100,000")
+        expect(palette.get_by_role("option")).to_have_count(1)
+        page.keyboard.press("Enter")
+        expect(heading(page, "100,000 pages")).to_be_visible()
+        page.keyboard.press("?")
+        palette.get_by_role("combobox").fill("flee")
+        expect(palette.get_by_role("option").first).to_contain_text("Fleet")
+        page.keyboard.press("Enter")
+        expect(heading(page, "Fleet")).to_be_visible()
+
+    def test_many_tabs_work_at_once(self, here: World, visit: Open) -> None:
+        first = visit("#/jobs", viewport=WIDE)
+        tabs = [first, *(first.context.new_page() for _ in range(7))]
+        for tab in tabs[1:]:
+            tab.goto(f"{here.url}/#/jobs")
+            expect(tab.get_by_role("listitem").first).to_be_visible()
+        standings = [tab.locator(".standing").inner_text() for tab in tabs]
+        assert standings.count("Live") <= 3
+        here.submit(name="in all tabs", kind="python", handler="double", tasks=[1])
+        for tab in tabs:
+            expect(tab.get_by_text("in all tabs").first).to_be_visible()
+
     def test_labels_say_how_it_stands(self, here: World, visit: Open) -> None:
         site = here.site.url
         spec: dict[str, Any] = {"attempts": 1, "breaker": {"enabled": False}}
@@ -383,6 +444,10 @@ class TestJobs:
         story = page.locator(".trail")
         expect(story.get_by_text("task.retried")).to_be_visible()
         expect(story.get_by_text("task.failed")).to_be_visible()
+        attempts = page.locator(".attempts li")
+        expect(attempts).to_have_count(2)
+        expect(attempts.first).to_contain_text("http_503")
+        expect(attempts.first).to_contain_text("backoff")
         expect(page.get_by_label("Body")).to_contain_text("Page /fails/1")
         with page.expect_download() as download:
             page.get_by_role("link", name="Download").click()

@@ -28,6 +28,8 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
+_MAIN = PREFIX + "main.js"
+_HEAD_END = b"  </head>"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src {connect}; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'; require-trusted-types-for 'script'; trusted-types"
@@ -98,8 +100,16 @@ def _policy(connect: str) -> bytes:
 def _read(root: Traversable) -> dict[str, StaticFile]:
     """All files under the root, by path; the index page is at /."""
     by_path = {PREFIX + name: _file(name, entry.read_bytes()) for name, entry in _walk(root, "")}
-    by_path["/"] = by_path.pop(PREFIX + _INDEX)
+    index = by_path.pop(PREFIX + _INDEX)
+    by_path["/"] = _file(_INDEX, index.body.replace(_HEAD_END, _preloads(by_path) + _HEAD_END))
     return by_path
+
+
+def _preloads(by_path: dict[str, StaticFile]) -> bytes:
+    """Links to all modules, so that a browser asks for them at once, not for one after the other as each names the
+    next."""
+    modules = sorted(path for path in by_path if path.endswith(".js") and path != _MAIN)
+    return b"".join(b'    <link rel="modulepreload" href="%s">\n' % path.encode() for path in modules)
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:

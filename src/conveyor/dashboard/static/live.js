@@ -15,6 +15,8 @@ const OPENING = 5_000;
 // After this many failed streams in a row, wait before the next one.
 const MAX_FAILED = 3;
 const REST = 60_000;
+// Streams of all tabs of a browser.
+const MAX_STREAMS = 3;
 
 /** @typedef {"live" | "polling" | "offline"} Standing */
 
@@ -78,7 +80,46 @@ export async function follow(path, on, refresh, signal, wanted = () => true) {
  * @param {AbortSignal} signal
  * @returns {Promise<boolean>}
  */
-function stream(path, on, refresh, signal) {
+async function stream(path, on, refresh, signal) {
+  const free = await freeStream();
+  if (!free) return true;
+  try {
+    return await openStream(path, on, refresh, signal);
+  } finally {
+    free();
+  }
+}
+
+/**
+ * A browser has six connections to a server, for all its tabs: so many of them may be streams, and other tabs poll.
+ * Resolves to what ends the use of one; null if all are in use.
+ * @returns {Promise<(() => void) | null>}
+ */
+function freeStream() {
+  // Only a secure page has locks. Without them every tab has a stream, as long as it is visible.
+  const { locks } = navigator;
+  if (!locks) return Promise.resolve(() => {});
+  const take = (/** @type {number} */ number) =>
+    new Promise((resolve) => {
+      void locks.request(`stream-${number}`, { ifAvailable: true }, (lock) => {
+        if (!lock) return resolve(null);
+        return new Promise((release) => resolve(() => release(undefined)));
+      });
+    });
+  return Array.from({ length: MAX_STREAMS }).reduce(
+    async (/** @type {Promise<any>} */ before, _, number) => (await before) ?? take(number),
+    Promise.resolve(null),
+  );
+}
+
+/**
+ * @param {string} path
+ * @param {Record<string, (data: any) => void>} on
+ * @param {() => Promise<unknown>} refresh
+ * @param {AbortSignal} signal
+ * @returns {Promise<boolean>}
+ */
+function openStream(path, on, refresh, signal) {
   return new Promise((resolve) => {
     const source = new EventSource(path);
     const over = new AbortController();

@@ -4,6 +4,7 @@ import { address } from "./address.js";
 import { get, news, send } from "./api.js";
 import { h, renew } from "./dom.js";
 import { attempt, failure, loading } from "./parts/says.js";
+import { palette } from "./parts/palette.js";
 import { fleetPage } from "./pages/fleet.js";
 import { keysPage } from "./pages/keys.js";
 import { jobPage } from "./pages/job.js";
@@ -172,6 +173,7 @@ news.addEventListener("standing", (event) => {
   offline.hidden = now !== "offline";
 });
 addEventListener("hashchange", move);
+palette(/** @type {[string, string][]} */ (LINKS));
 document.querySelector(".skip")?.addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

@@ -77,7 +77,7 @@
  * @property {number | null} elapsed
  * @property {string | null} finished_at
  * @property {boolean} [in_progress]
- * @property {{done: number, total: number | null, note: string | null}} [progress]
+ * @property {{done: number, total: number | null, rate: number | null, note: string | null}} [progress]
  *
  * @typedef {{at: string, event: string, data: Record<string, any>}} Event
  * @typedef {{line: number, reason: string, text: string}} InvalidLine

@@ -11,6 +11,7 @@ import { h, oncePerFrame, renew } from "../dom.js";
 import { follow, single } from "../live.js";
 import { jobActions } from "../parts/actions.js";
 import { addSample, latencyChart, progressChart } from "../parts/charts.js";
+import { comparisonCard } from "../parts/comparison.js";
 import { deliveriesTable } from "../parts/deliveries.js";
 import { errorsList } from "../parts/errors.js";
 import { exportsCard } from "../parts/exports.js";
@@ -76,6 +77,7 @@ export async function jobPage(root, signal, jobId) {
   const tasks = tasksCard(jobId, signal, refreshAll);
   const errors = errorsList((code) => tasks.ofError(code));
   const runs = runsTable();
+  const comparison = comparisonCard(jobId, signal);
   const exports = exportsCard(jobId, signal);
   const invalid = invalidCard(jobId, signal);
   const events = trail(`${path}/events`, signal);
@@ -96,7 +98,7 @@ export async function jobPage(root, signal, jobId) {
         invalid.node,
       ],
     },
-    { id: "runs", label: "Runs", nodes: [card(h("h2", {}, "Runs"), runs.node)] },
+    { id: "runs", label: "Runs", nodes: [card(h("h2", {}, "Runs"), runs.node), comparison.node] },
     { id: "exports", label: "Exports", nodes: [exports.node] },
     { id: "events", label: "Events", nodes: [card(h("h2", {}, "Events"), events.node), sent] },
   ]);
@@ -112,8 +114,10 @@ export async function jobPage(root, signal, jobId) {
     renew(latencyTitle, `Latency${ofRun}`);
     renew(errorsTitle, chosen() ? `Errors${ofRun}` : "Errors");
     runs.show(job.runs);
+    comparison.show(job.runs);
     tasks.allow(hasEnded(job.state));
     parts.show();
+    if (parts.current() === "runs") void comparison.open();
     if (!statistics) return;
     progress.show(statistics.samples, run.total);
     latency.show(statistics.durations, run.number === job.run.number ? job.task_time : null);
@@ -136,6 +140,7 @@ export async function jobPage(root, signal, jobId) {
     run = chosen();
     tasks.restore();
     parts.show();
+    if (parts.current() === "runs") void comparison.open();
     if (other) {
       statistics = null;
       asked = 0;

@@ -2,12 +2,16 @@
 
 /** @import { Task } from "../shapes.js" */
 
+import { address } from "../address.js";
 import { beginning, get, Problem } from "../api.js";
 import { h, renew } from "../dom.js";
-import { bytes, count, duration, input, moment } from "../format.js";
+import { bytes, count, duration, input, moment, percent } from "../format.js";
 import { poll } from "../live.js";
-import { words } from "../parts/says.js";
-import { pill } from "../parts/state.js";
+import { attemptList } from "../parts/attempts.js";
+import { copyButtons } from "../parts/copy.js";
+import { rerunTasks } from "../parts/rerun.js";
+import { attempt, toast, words } from "../parts/says.js";
+import { hasEnded, taskPill } from "../parts/state.js";
 import { trail } from "../parts/trail.js";
 
 const PREVIEW_BYTES = 64 * 1024;
@@ -24,9 +28,34 @@ export async function taskPage(root, signal, jobId, taskId) {
   const events = trail(`/v1/jobs/${jobId}/events`, signal, { task: taskId });
   let previewed = "";
 
+  const attempts = h("div");
+  const buttons = h("div", { class: "actions", role: "group", "aria-label": "Actions" });
+  const rerun = async () => {
+    const job = await get(`/v1/jobs/${jobId}`, {}, signal);
+    if (!hasEnded(job.state)) return toast("The latest run has not finished. Rerun the task after it.", "bad");
+    const done = await rerunTasks(jobId, `task ${count(task.index)}`, { indexes: [task.index] });
+    if (done) location.hash = `#/jobs/${jobId}`;
+  };
+  /** The failed task before or after this one, in the order of the list. */
+  const neighbour = async (/** @type {1 | -1} */ step) => {
+    const found = await failedBeside(jobId, task, step, signal);
+    if (!found) return toast(step > 0 ? "No failed task after this one." : "No failed task before this one.");
+    location.hash = `#/jobs/${jobId}/tasks/${found.task_id}`;
+  };
+  const act = (/** @type {string} */ label, /** @type {() => Promise<unknown>} */ work) =>
+    h("button", { type: "button", class: "small", on: { click: () => attempt(work) } }, label);
+  renew(
+    buttons,
+    copyButtons(task),
+    act("Rerun task", rerun),
+    act("Previous failed", () => neighbour(-1)),
+    act("Next failed", () => neighbour(1)),
+  );
+
   const draw = async () => {
-    renew(state, pill(task.status));
+    renew(state, taskPill(task));
     renew(facts, factsOf(task));
+    renew(attempts, attemptList(task, events.events));
     renew(headers, headersOf(task.headers));
     if (previewed !== (task.sha256 ?? "none")) {
       previewed = task.sha256 ?? "none";
@@ -35,9 +64,15 @@ export async function taskPage(root, signal, jobId, taskId) {
   };
   root.append(
     h("p", { class: "crumbs" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: `#/jobs/${jobId}` }, "Job")),
-    h("div", { class: "title" }, h("div", { class: "title-text" }, h("h1", {}, `Task ${count(task.index)}`), state)),
+    h(
+      "div",
+      { class: "title" },
+      h("div", { class: "title-text" }, h("h1", {}, `Task ${count(task.index)}`), state),
+      buttons,
+    ),
     h("p", { class: "input-text" }, input(task.input)),
     h("section", { class: "card" }, h("h2", {}, "Result"), facts),
+    h("section", { class: "card" }, h("h2", {}, "Attempts"), attempts),
     h("section", { class: "card" }, h("h2", {}, "Events"), events.node),
     h("section", { class: "card" }, h("h2", {}, "Body"), body),
     h(
@@ -48,12 +83,14 @@ export async function taskPage(root, signal, jobId, taskId) {
     ),
     h("section", { class: "card" }, h("h2", {}, "Response headers"), headers),
   );
-  await Promise.all([draw(), events.refresh()]);
+  await events.refresh();
+  await draw();
   const refresh = async () => {
     // A finished task does not change.
     if (task.status !== "pending") return;
     task = await get(path, {}, signal);
-    await Promise.all([draw(), events.refresh()]);
+    await events.refresh();
+    await draw();
   };
   void poll(refresh, signal);
 }
@@ -74,13 +111,45 @@ function factsOf(task) {
     task.size !== null && fact("Size", bytes(task.size)),
     task.sha256 && fact("sha256", h("code", {}, task.sha256)),
     progress &&
-    fact(
-      "Progress",
-      `${count(progress.done)}${progress.total === null ? "" : ` of ${count(progress.total)}`}${
-        progress.note ? `, ${progress.note}` : ""
-      }`,
-    ),
+    fact("Progress", progressText(progress)),
   ];
+}
+
+/** Bytes, rate and time left of a download. @param {NonNullable<Task["progress"]>} progress */
+function progressText({ done, total, rate, note }) {
+  const left = total !== null && rate ? (total - done) / rate : null;
+  return [
+    total === null ? bytes(done) : `${bytes(done)} of ${bytes(total)} (${percent(done, total)})`,
+    rate ? `${bytes(rate)}/s` : null,
+    left !== null && left > 0 ? `${duration(left)} left` : null,
+    note,
+  ].filter(Boolean).join(" · ");
+}
+
+/**
+ * The nearest failed task before or after a task. Where the engine has no list order, the nearest of the first page.
+ * @param {string} jobId
+ * @param {Task} task
+ * @param {1 | -1} step
+ * @param {AbortSignal} signal
+ */
+async function failedBeside(jobId, task, step, signal) {
+  const query = { status: "failed", run: address().state.get("run"), limit: step > 0 ? 2 : 1000 };
+  // Before it: the last of the page that ends here, which begins at most a page earlier.
+  const from = step > 0 ? task.index : Math.max(task.index - 1001, 0);
+  const cursors = step < 0 && task.index <= 1001 ? [null] : [`ix:${from}`, null];
+  for (const cursor of cursors) {
+    const page = await get(`/v1/jobs/${jobId}/results`, { ...query, cursor }, signal).catch((error) => {
+      // An engine that lists by task id has no such cursor.
+      if (error instanceof Problem && error.code === "bad_cursor") return { items: [] };
+      throw error;
+    });
+    const beside = page.items
+      .filter((/** @type {Task} */ each) => (step > 0 ? each.index > task.index : each.index < task.index))
+      .sort((/** @type {Task} */ a, /** @type {Task} */ b) => step * (a.index - b.index));
+    if (beside.length) return beside[0];
+  }
+  return null;
 }
 
 /** @param {string} name @param {...import("../dom.js").Child} value */
@@ -94,7 +163,7 @@ async function previewOf(task, path, signal) {
   const link = h("a", { class: "button small", href: path, download: true }, "Download");
   if (task.size === 0) return h("p", { class: "muted" }, "The body is empty.");
   try {
-    const shown = textOf(await beginning(path, PREVIEW_BYTES, signal));
+    const shown = pretty(textOf(await beginning(path, PREVIEW_BYTES, signal)), task);
     const note = task.size > PREVIEW_BYTES
       ? `The first ${bytes(PREVIEW_BYTES)} of ${bytes(task.size)}.`
       : bytes(task.size);
@@ -112,6 +181,16 @@ async function previewOf(task, path, signal) {
   } catch (error) {
     if (error instanceof Problem || !signal.aborted) return h("p", { class: "problem" }, words(error));
     throw error;
+  }
+}
+
+/** JSON with indents, if the text is a whole JSON value. @param {string | null} text @param {Task} task */
+function pretty(text, task) {
+  if (text === null || (task.size ?? 0) > PREVIEW_BYTES || !/^\s*[[{]/.test(text)) return text;
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
   }
 }
 

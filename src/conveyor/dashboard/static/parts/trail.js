@@ -18,8 +18,14 @@ const MAX_PAGES = 5;
  */
 export function trail(path, signal, query = {}) {
   const node = h("div");
+  /** @type {Event[]} */
+  let seen = [];
   return {
     node,
+    /** The latest events, as last read. */
+    get events() {
+      return seen;
+    },
     async refresh() {
       /** @type {Event[]} */
       let events = [];
@@ -29,6 +35,7 @@ export function trail(path, signal, query = {}) {
         events = [...events, ...found.items].slice(-PAGE);
         cursor = found.next_cursor;
       }
+      seen = events;
       renew(node, events.length ? h("ol", { class: "trail" }, events.map(entry)) : empty("No events yet"));
     },
   };
