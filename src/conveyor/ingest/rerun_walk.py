@@ -114,7 +114,8 @@ async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) 
     """Tasks that were selected one by one, by their latest outcome."""
     keys = [job.key_of(run) for run in _source_runs(lineage, await records.jobs.runs(job.job_id))]
     latest = await latest_outcomes(tasks, keys, await tasks.at(keys[0], sorted(lineage.indexes)))
-    seeds = [_seed(task) for task in latest if not lineage.statuses or task.status in lineage.statuses]
+    chosen = [task for task in latest if not lineage.statuses or task.status in lineage.statuses]
+    seeds = [_seed(task) for task in chosen if is_extractable(task) or not lineage.extract_only]
     return ListBatch(seeds, [], max(lineage.indexes), len(lineage.indexes))
 
 
