@@ -42,7 +42,7 @@ export function table(caption, columns, keyOf, sortName = "") {
           title: "Sort the rows of this page",
           on: { click: () => sortBy(title) },
         }, title)
-        : title,
+        : title || h("span", { class: "hidden" }, look === "check" ? "Select" : "Actions"),
     )
   );
   const node = h(
