@@ -250,6 +250,24 @@ async def patience_with_a_gateway() -> None:
         assert set(codes) <= {"gateway_failed", "target_down"}
 
 
+async def no_pass_is_needed_once_patience_is_over(*, remote: bool) -> None:
+    """A breaker that opened again fails tasks that wait for a pass of its target: at this rate the last of them would
+    get one after two minutes. Only probes need passes."""
+    breaker: dict[str, Any] = {"breaker_least": 3, "breaker_seconds": 2.0, "breaker_longest": 6.0}
+    async with open_fleet(lease_seconds=LEASE, **breaker) as fleet:
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            return failure("connect_failed")
+
+        patience = Breaking(patience=20)
+        job = await fleet.submit(60, upstream="ledger", rate_per_host=0.5, breaker=patience, concurrency=64)
+        fleet.start(worker_of(fleet, act, remote=remote))
+        # Three attempts open the breaker, in 4 s. A probe needs a pass, and after it nobody waits: within 2 s.
+        (job,) = await fleet.ended(job, within=4 + 20 + 6 + 2)
+        codes = Counter(task.error_code for task in (await fleet.check(job)).values())
+        assert codes["target_down"] >= 55
+
+
 async def slots_are_handed_on_without_a_call(*, remote: bool) -> None:
     """Thousands of tasks to one host: what is asked of the coordinator does not grow with those that wait."""
     async with open_fleet(lease_seconds=LEASE) as fleet:
@@ -324,6 +342,11 @@ async def test_late_references_leave_their_target(remote: bool) -> None:
 @both_lanes
 async def test_passes_are_not_lost_with_a_lane(remote: bool) -> None:
     await passes_are_not_lost_with_a_lane(remote=remote)
+
+
+@both_lanes
+async def test_no_pass_is_needed_once_patience_is_over(remote: bool) -> None:
+    await no_pass_is_needed_once_patience_is_over(remote=remote)
 
 
 @both_lanes

@@ -132,8 +132,9 @@ async def _check_patience(world: World, since: float) -> None:
         is_disturbed = world.disturbed and job.run.created_at < since
         slack = _PATIENCE_SLACK + (_STALL_AFTER_FAULTS if is_disturbed else 0.0)
         if job.options.rate_per_host is not None:
-            # What a worker has in hand is looked at when its turn comes.
-            slack += job.run.total / job.options.rate_per_host
+            # Tasks fail while the breaker is open, without a pass. It opens again after a probe, which needs one.
+            # What is parked may come back while it is half-open: then another probe has to be waited for.
+            slack += 2 / job.options.rate_per_host
         if over > slack:
             counts = await world.system.tasks.counts(job.key)
             raise Violation(

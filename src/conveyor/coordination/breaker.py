@@ -103,6 +103,8 @@ class Breakers:
         # All states that the coordinator has, and those that are not closed.
         self._states: States = {}
         self._open: States = {}
+        # Whether a breaker opened since the last `refresh`, for the first time or after a probe.
+        self._has_opened = False
         # Runs that a breaker blocks and does not know yet; and breakers that closed since `take_closed`.
         self._blocked: dict[str, dict[RunId, None]] = {}
         self._closed: States = {}
@@ -315,8 +317,7 @@ class Breakers:
 
     async def refresh(self, unfinished: Collection[RunId] | None = None) -> bool:
         """Read which breakers are not closed. With the unfinished runs of all tenants, close those that none of them
-        needs. Returns whether one opened since the last call."""
-        before = self._open.keys()
+        needs. Returns whether one opened since the last call, at this worker or another, anew or after a probe."""
         try:
             self._apply(await self._read_states())
             for key, state in list(self._open.items()):
@@ -324,7 +325,8 @@ class Breakers:
                     await self._change(key, state, state.close(self._clock.now()))
         except ConveyorError as error:
             self._lost(error)
-        return not self._open.keys() <= before
+        has_opened, self._has_opened = self._has_opened, False
+        return has_opened
 
     async def renew_probes(self) -> None:
         """Renew probes that take long."""
@@ -422,6 +424,8 @@ class Breakers:
             self._suspects.pop(key, None)
             self._probes.pop(key, None)
             self._closed[key] = self._open[key]
+        if any(key not in self._open or self._open[key].until < state.until for key, state in not_closed.items()):
+            self._has_opened = True
         self._open = not_closed
 
     def _is_stale(self, state: BreakerState) -> bool:

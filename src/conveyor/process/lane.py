@@ -260,8 +260,10 @@ class Lane(ABC):
         self._targets.renew_slots()
 
     def recheck_targets(self) -> None:
-        """Pass all references that have not started through the gate again: a breaker has opened."""
-        self._waiting.extendleft(reversed(self._targets.drain()))
+        """A breaker has opened: references that it blocks are postponed, or fail, and wait for no slot or pass of their
+        targets before that."""
+        if self._gate.is_watching:
+            self._targets.retain(lambda entry: not entry.is_lost and self._check_gate(entry) is not False)
 
     def long_tasks(self) -> list[LongTask]:
         """Return the long tasks that run now."""

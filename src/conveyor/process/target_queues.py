@@ -131,16 +131,17 @@ class TargetQueues(Generic[T]):
         self._place(target)
         self.request()
 
-    def drain(self) -> list[T]:
-        """Remove and return all references."""
-        refs: list[T] = []
+    def retain(self, stays: Callable[[T], bool]) -> None:
+        """Remove the references that do not stay. The others keep their order, and what their targets have for them."""
         for target in list(self._targets.values()):
-            refs += target.refs
-            target.refs.clear()
-            self._place(target)
-        self._count = 0
+            kept = [ref for ref in target.refs if stays(ref)]
+            removed = len(target.refs) - len(kept)
+            if removed:
+                self._count -= removed
+                target.refs.clear()
+                target.refs.extend(kept)
+                self._place(target)
         self.request()
-        return refs
 
     def follow(self) -> None:
         """The limits have changed: forget reserved passes and ask again."""

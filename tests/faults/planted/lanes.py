@@ -109,6 +109,18 @@ def nothing_is_fed_to_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gate, "open_until", open_until)
 
 
+def a_breaker_that_opens_again_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those that another worker opened are: what waits for a pass of its target is not looked at before that."""
+    refresh = Breakers.refresh
+
+    async def others_only(self: Breakers, *args: Any) -> bool:
+        before = set(self._open)
+        await refresh(self, *args)
+        return not set(self._open) <= before
+
+    monkeypatch.setattr(Breakers, "refresh", others_only)
+
+
 def each_slot_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits has to ask the coordinator for it."""
     free_slot = TargetQueues.free_slot
@@ -209,6 +221,11 @@ PLANTED = [
     Planted("passes_lost_with_a_dead_worker", passes_are_reserved_far_ahead, test_lanes.passes_of_a_worker_that_died),
     Planted("no_patience_with_an_upstream", nothing_is_fed_to_a_closed_gate, test_lanes.patience_with_an_upstream),
     Planted("no_patience_with_a_gateway", nothing_is_fed_to_a_closed_gate, test_lanes.patience_with_a_gateway),
+    Planted(
+        "passes_for_tasks_without_patience",
+        a_breaker_that_opens_again_is_no_news,
+        partial(test_lanes.no_pass_is_needed_once_patience_is_over, remote=True),
+    ),
     Planted(
         "slots_asked_for_one_by_one",
         each_slot_goes_back_first,

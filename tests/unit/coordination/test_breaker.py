@@ -86,6 +86,21 @@ class TestOpening:
         assert await one.refresh()
         assert one.state(KEY) == two.state(KEY)
         assert not await one.refresh(), "it is no news any more"
+        assert await two.refresh(), "nor is it to the worker that opened it, once it was told"
+        assert not await two.refresh()
+
+    async def test_one_that_a_probe_opened_again_is_news(self, system: System, clock: ManualClock) -> None:
+        one, two = breakers(system, clock, "one"), breakers(system, clock, "two")
+        await opened(one)
+        for worker in (one, two):
+            await worker.refresh()
+        clock.advance(31)
+        assert not await one.refresh(), "it half-opened"
+        assert await one.acquire_probe(KEY)
+        one.record_probe(KEY, Sign.DOWN)
+        await one.report()
+        assert [await worker.refresh() for worker in (one, two)] == [True, True]
+        assert [await worker.refresh() for worker in (one, two)] == [False, False]
 
     async def test_old_failures_lapse(self, system: System, clock: ManualClock) -> None:
         one = breakers(system, clock)
@@ -257,6 +272,7 @@ class TestReset:
         foreign = breaker_key(OTHER, "a.example")
         for key in (KEY, other, foreign):
             await opened(one, key)
+        await one.refresh()
         assert await reset_breakers(system.coordinator, clock, ACME, ["a.example", "c.example"]) == [
             (ACME, "a.example")
         ]

@@ -151,7 +151,8 @@ class RemoteLane(Lane):
 
     def recheck_targets(self) -> None:
         super().recheck_targets()
-        self._fetchers.drop(self, everything=False)
+        if self._gate.is_watching:
+            self._fetchers.drop(self, everything=False)
 
     def on_dropped(self, entries: list[LeasedRef]) -> None:
         self._return(entries)
