@@ -46,6 +46,9 @@ class Frames:
     async def drain(self) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

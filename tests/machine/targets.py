@@ -243,6 +243,9 @@ class _Pipe:
             raise ConnectionResetError
         await asyncio.sleep(0)
 
+    def is_closing(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

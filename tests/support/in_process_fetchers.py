@@ -30,11 +30,16 @@ class PipeEnd:
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        if not self._closed:
-            self._reader.feed_data(data)
+        if self._closed:
+            # As uvloop does.
+            raise RuntimeError("the handler is closed")
+        self._reader.feed_data(data)
 
     async def drain(self) -> None:
         await asyncio.sleep(0)
+
+    def is_closing(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         if not self._closed:
@@ -78,17 +83,18 @@ class InProcess:
 
     _pids = itertools.count(1_000_000)
 
-    def __init__(self, fetcher: ChildFetcher, orders: asyncio.StreamReader, back: PipeEnd) -> None:
+    def __init__(self, fetcher: ChildFetcher, orders: asyncio.StreamReader, *ends: PipeEnd) -> None:
         self.pid = next(self._pids)
         self.killed = False
         self._fetcher = fetcher
         self._serving = asyncio.create_task(fetcher.serve(orders))
-        self._back = back
+        self._ends = ends
 
     def kill(self) -> None:
         self.killed = True
         self._serving.cancel()
-        self._back.close()
+        for end in self._ends:
+            end.close()
         for lane in self._fetcher._lanes.values():
             lane.waiting.clear()
             for runner in lane.running:
@@ -111,14 +117,14 @@ class Launcher:
         if self.failures:
             raise self.failures.pop(0)
         there, here = asyncio.StreamReader(), asyncio.StreamReader()
-        back = PipeEnd(here)
+        back, forth = PipeEnd(here), PipeEnd(there)
         executor = Attempts()
         fetcher = ChildFetcher(executor, back, Packer(back, SystemClock(), linger=0.0))
-        process = InProcess(fetcher, there, back)
+        process = InProcess(fetcher, there, back, forth)
         self.fetchers.append(fetcher)
         self.executors.append(executor)
         self.processes.append(process)
-        return Launched(here, PipeEnd(there), process)
+        return Launched(here, forth, process)
 
     def running(self) -> int:
         return sum(executor.running() for executor in self.executors)

@@ -8,8 +8,8 @@ import pytest
 
 from conveyor import handlers
 from conveyor.process import watchdog
-from conveyor.process.executors.fetch import child, fetchers
-from conveyor.process.executors.fetch.frames import Order, Orders
+from conveyor.process.executors.fetch import child, fetchers, packs
+from conveyor.process.executors.fetch.frames import Order, Orders, framed
 from conveyor.process.executors.python import children as executors_children
 from conveyor.process.executors.python import handler_calls as calls
 from conveyor.process.executors.python import python_executor as python
@@ -47,6 +47,12 @@ def orders_kept_without_a_width(patch: pytest.MonkeyPatch) -> None:
             real(self, orders)
 
     patch.setattr(child.ChildFetcher, "_accept", accept)
+
+
+def frames_for_a_process_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """They are written as if it were there, and raise where nobody expects it."""
+    for module in (child, fetchers, packs):
+        patch.setattr(module, "write_frame", lambda writer, value: writer.write(framed(value)))
 
 
 def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> None:
@@ -158,6 +164,17 @@ PLANTED = [
         "a fetcher keeps orders when it has no share of the lane",
         orders_kept_without_a_width,
         test_fetchers.test_references_of_a_fetcher_without_a_share_go_to_the_others,
+    ),
+    Planted(
+        "references are lost on the way to a process that is gone",
+        frames_for_a_process_that_is_gone,
+        test_fetchers.test_a_process_that_died_while_nothing_was_read_gets_no_more,
+        (RuntimeError,),
+    ),
+    Planted(
+        "outcomes for a worker that is gone raise",
+        frames_for_a_process_that_is_gone,
+        test_fetcher.test_outcomes_for_a_worker_that_is_gone_are_no_errors,
     ),
     Planted(
         "an attempt that raises takes its order along",

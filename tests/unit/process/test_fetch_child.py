@@ -2,6 +2,7 @@
 that it may run, and it answers each order once."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -31,6 +32,7 @@ class Child:
         self.attempts = Attempts()
         self._orders, self._packs = asyncio.StreamReader(), asyncio.StreamReader()
         back = PipeEnd(self._packs)
+        self.hang_up = back.close
         self.fetcher = ChildFetcher(executor or self.attempts, back, Packer(back, clock, linger=0.0))
         self._serving = [asyncio.create_task(self.fetcher.serve(self._orders)), asyncio.create_task(self._read())]
         self._told: set[int] = set()
@@ -96,6 +98,24 @@ async def child_with(executor: Any = None) -> AsyncIterator[Child]:
         yield child
     finally:
         await child.close()
+
+
+async def test_outcomes_for_a_worker_that_is_gone_are_no_errors() -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[Any] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    try:
+        async with child_with() as child:
+            await child.tell(0, 2, 4)
+            child.hang_up()
+            # One whose outcome waits for others, and the last.
+            await child.end(1)
+            await child.end(10)
+            await child.tell(0, 0)
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+    assert unhandled == []
 
 
 async def test_runners_that_end_in_one_step_leave_no_order_behind_in_a_narrower_lane() -> None:

@@ -195,6 +195,29 @@ async def test_silence_while_nothing_is_read_is_not_the_fetchers() -> None:
         assert bench.launcher.processes[0].killed
 
 
+async def test_a_process_that_died_while_nothing_was_read_gets_no_more() -> None:
+    async with at_work(1) as bench:
+        line = FakeLane(bench.fetchers, bench.clock, 3)
+        line.set_width(2)
+        await idle()
+        # The recorder is behind: nobody reads that the process has ended.
+        line.open.clear()
+        bench.launcher.end(1)
+        await idle()
+        bench.launcher.processes[0].kill()
+        line.add(3)
+        line.set_width(3)
+        bench.fetchers.drop(line, everything=False)
+        line.open.set()
+        await bench.passing(1.0)
+        line.set_width(3)
+        for _ in range(6):
+            await idle()
+            bench.launcher.end(100)
+        await idle()
+        assert sorted(line.done) == list(range(6))
+
+
 async def test_references_come_back_if_there_is_no_process_to_take_them() -> None:
     async with at_work(1) as bench:
         line = FakeLane(bench.fetchers, bench.clock, 1)

@@ -37,6 +37,9 @@ class Frames:
     async def drain(self) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -30,8 +30,8 @@ from conveyor.process.executors.fetch.frames import (
     Order,
     Orders,
     decode_order,
-    framed,
     read_frame,
+    write_frame,
 )
 from conveyor.process.executors.fetch.packs import Packer, internal_error
 from conveyor.settings import Settings
@@ -74,7 +74,7 @@ class ChildFetcher:
         self._is_over = False
 
     async def serve(self, reader: FrameReader) -> None:
-        self._writer.write(framed(True))
+        write_frame(self._writer, True)
         try:
             while True:
                 order = decode_order(await read_frame(reader))

@@ -23,9 +23,9 @@ from conveyor.process.executors.fetch.frames import (
     OutcomePack,
     StoredPages,
     decode_pack,
-    framed,
     outcomes_of,
     read_frame,
+    write_frame,
 )
 from conveyor.process.executors.fetch.launch import Launch, LaunchedProcess, launch_fetcher
 from conveyor.process.executors.fetch.remote_lane import RemoteLane
@@ -162,7 +162,7 @@ class FetcherProcess:
         self._sent.update(zip(numbers, [(port, entry) for entry in entries], strict=True))
         orders = list(map(Order, numbers, refs))
         share.owed += len(orders)
-        self._writer.write(framed(Orders(port.number, width, orders, new_job)))
+        write_frame(self._writer, Orders(port.number, width, orders, new_job))
 
     def watch(self) -> None:
         """Kill the process if it owes outcomes of a lane and was silent about that lane for longer than an attempt can
@@ -186,7 +186,7 @@ class FetcherProcess:
     def drop(self, port: Port, everything: bool) -> None:
         """Return references of the lane that have not started; with `everything`, cancel and forget the others too."""
         if self._writer is not None and port.number in self._shares:
-            self._writer.write(framed(Drop(port.number, everything)))
+            write_frame(self._writer, Drop(port.number, everything))
         if everything:
             self._sent = {number: sent for number, sent in self._sent.items() if sent[0] is not port}
             self._shares.pop(port.number, None)

@@ -31,6 +31,9 @@ class FrameWriter(Protocol):
     async def drain(self) -> None:
         """Wait until the writer takes more."""
 
+    def is_closing(self) -> bool:
+        """Whether nothing more can be written."""
+
     def close(self) -> None: ...
 
 
@@ -130,6 +133,13 @@ def outcomes_of(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
                 spends_attempt=packed.spends_attempt,
             ),
         )
+
+
+def write_frame(writer: FrameWriter, value: object) -> None:
+    """Write a frame, unless the other process is gone. Who reads from it learns that, and loses nothing by the frame:
+    what the process had is attempted again."""
+    if not writer.is_closing():
+        writer.write(framed(value))
 
 
 def framed(value: object) -> bytes:

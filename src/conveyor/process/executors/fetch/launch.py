@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, framed
+from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, write_frame
 from conveyor.settings import Settings
 
 # Some hundred outcomes without bodies: what lies in the socket is fetched again after a crash.
@@ -80,7 +80,7 @@ async def launch_fetcher(settings: Settings, crash_at: str | None = None) -> Lau
         process.kill()
         await process.wait()
         raise
-    writer.write(framed(_plain(msgspec.structs.replace(settings, crash_at=crash_at))))
+    write_frame(writer, _plain(msgspec.structs.replace(settings, crash_at=crash_at)))
     return Launched(reader, writer, process)
 
 

@@ -18,7 +18,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.body_coding import INLINE_PAGE, LARGE, deflate, is_compressed, is_worth_deflating
 from conveyor.model import Job, Outcome, ResultLayout, RunId, StoredAs, TaskError
 from conveyor.process.body_store import new_key
-from conveyor.process.executors.fetch.frames import FrameWriter, OutcomePack, PackedOutcome, StoredPages, framed
+from conveyor.process.executors.fetch.frames import FrameWriter, OutcomePack, PackedOutcome, StoredPages, write_frame
 from conveyor.process.outcomes import detail_json, with_pages
 from conveyor.states import TaskStatus
 
@@ -196,13 +196,13 @@ class Packer:
             else:
                 pages = [segment.as_stored(key) for segment, key in zip(segments, keys, strict=True)]
         crashpoint("fetcher.pack.before")
-        self._writer.write(framed(OutcomePack(outcomes, b"".join(bodies), [], pages)))
+        write_frame(self._writer, OutcomePack(outcomes, b"".join(bodies), [], pages))
         crashpoint("fetcher.pack.after")
         self.is_behind = True
 
     def hand_back(self, numbers: list[int]) -> None:
         """Return orders that have not started."""
-        self._writer.write(framed(OutcomePack([], b"", numbers)))
+        write_frame(self._writer, OutcomePack([], b"", numbers))
 
     def _is_page(self, job: Job, outcome: Outcome, length: int) -> bool:
         """Whether the body belongs into a segment. The worker decides about failures, which it may retry, about bodies

@@ -23,7 +23,7 @@ from typing import Protocol, cast
 import structlog
 
 from conveyor.model import Job, RunId, TaskRef
-from conveyor.process.executors.fetch.frames import framed, read_frame
+from conveyor.process.executors.fetch.frames import read_frame, write_frame
 from conveyor.process.executors.python.handler_calls import (
     BatchDone,
     CallBatch,
@@ -169,7 +169,7 @@ class Child:
             ours.close()
             raise
         async with asyncio.timeout(_START_SECONDS):
-            self._writer.write(framed(self._setup))
+            write_frame(self._writer, self._setup)
             ready = decode_answer(await read_frame(reader))
         assert isinstance(ready, Ready)
         if ready.problem is not None:
@@ -222,13 +222,13 @@ class Child:
             next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, calls, seconds
         )
         out = self._sent[batch.number] = _SentBatch(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
-        self._writer.write(framed(batch))
+        write_frame(self._writer, batch)
         self._watch()
         try:
             return await out.ran
         except asyncio.CancelledError:
             if not self.ended:
-                self._writer.write(framed(Cancel(batch.number)))
+                write_frame(self._writer, Cancel(batch.number))
             raise
 
     async def end(self) -> None:
@@ -272,7 +272,7 @@ class Child:
         self._stuck = True
         self.retired = True
         log.warning("handler timed out; replacing its process", handler=out.batch.handler, pid=self.process_id)
-        self._writer.write(framed(GiveUp(out.batch.number, position)))
+        write_frame(self._writer, GiveUp(out.batch.number, position))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
