@@ -9,7 +9,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import Processor
 
-from conveyor.errors import InvalidSetting
+from conveyor.errors import DiskUnwritable, InvalidSetting
 from conveyor.telemetry import metrics
 from conveyor.telemetry.redact import printable, redact_event
 
@@ -37,6 +37,7 @@ def configure_log(level: str, quiet: bool = False, form: str = "auto") -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _explain_disk,
         structlog.processors.format_exc_info,
         _count,
     ]
@@ -72,6 +73,16 @@ def _configure_libraries(before: list[Processor], last: list[Processor]) -> None
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
+
+
+def _explain_disk(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A disk that cannot be written is no mistake in the code: its error says what to do, and needs no traceback."""
+    given = event.get("exc_info")
+    error = sys.exc_info()[1] if given is True else given[1] if isinstance(given, tuple) else given
+    if isinstance(error, DiskUnwritable):
+        del event["exc_info"]
+        event.setdefault("error", str(error))
+    return event
 
 
 def _count(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

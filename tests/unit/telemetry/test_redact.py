@@ -5,7 +5,9 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conveyor.disk import full
+from conveyor.errors import DiskFull, EngineFailed
 from conveyor.telemetry import metrics
 from conveyor.telemetry.logs import configure_log
 from conveyor.telemetry.redact import GONE, redact, redact_event
@@ -140,23 +144,27 @@ class _Terminal(io.StringIO):
         return True
 
 
-def logged(form: str, *, terminal: bool = False) -> str:
-    """What a few hostile lines come out as."""
+def say_hostile_lines() -> None:
+    log = structlog.get_logger()
+    log.info("fetched", url=f"http://u:{S}@h/?{S}", authorization=S, job="job_1")
+    log.warning("odd\nline \x1b[31m", value="\x1b[2J\n", count=3)
+    try:
+        raise OSError(f"postgres://u:{S}@h/d")
+    except OSError:
+        log.exception("failed")
+    logging.getLogger("library").warning("no answer from %s", f"https://h/?key={S}")
+    logging.getLogger("library").info("not of interest")
+
+
+def logged(form: str, say: Callable[[], None] = say_hostile_lines, *, terminal: bool = False) -> str:
+    """What a few lines come out as."""
     said: Any = _Terminal() if terminal else io.StringIO()
     before, level = logging.getLogger().handlers, logging.getLogger().level
     configured = structlog.get_config()
     try:
         with redirect_stderr(said):
             configure_log("info", form=form)
-            log = structlog.get_logger()
-            log.info("fetched", url=f"http://u:{S}@h/?{S}", authorization=S, job="job_1")
-            log.warning("odd\nline \x1b[31m", value="\x1b[2J\n", count=3)
-            try:
-                raise OSError(f"postgres://u:{S}@h/d")
-            except OSError:
-                log.exception("failed")
-            logging.getLogger("library").warning("no answer from %s", f"https://h/?key={S}")
-            logging.getLogger("library").info("not of interest")
+            say()
     finally:
         structlog.configure(**configured)
         logging.getLogger().handlers = before
@@ -179,6 +187,27 @@ def test_the_log_is_json_where_nobody_looks() -> None:
     assert {"timestamp", "level"} <= lines[0].keys()
     assert metrics.LOGGED.series["warning",] == before["warning",] + 2
     assert metrics.LOGGED.series["error",] == before["error",] + 1
+
+
+def test_a_full_disk_is_explained_without_a_traceback() -> None:
+    error = full(Path("/data"))
+
+    def say() -> None:
+        log = structlog.get_logger()
+        try:
+            raise error
+        except DiskFull:
+            log.exception("role tick failed")
+        log.error("request failed", exc_info=error)
+        log.error("submit failed", exc_info=(type(error), error, error.__traceback__))
+        log.error("another", exc_info=EngineFailed("of another kind"))
+
+    *disk, other = [json.loads(line) for line in logged("json", say).splitlines()]
+    assert [(line["event"], line["error"], line.get("exception")) for line in disk] == [
+        (event, "The disk of /data is full. Free some space; the server resumes by itself.", None)
+        for event in ("role tick failed", "request failed", "submit failed")
+    ]
+    assert "of another kind" in other["exception"]
 
 
 def test_a_child_process_says_nothing_else() -> None:
