@@ -170,6 +170,16 @@ class TestSemaphores:
         assert await coordinator.permits_in_use("run") == 0
         assert await coordinator.acquire("run", "never held", 0, 10, TTL) == 0
 
+    async def test_what_is_held_for_too_long_was_held_by_another_clock(
+        self, coordinator: Coordinator, clock: ManualClock
+    ) -> None:
+        assert await coordinator.acquire("run", "dead", 10, 10, TTL) == 10
+        clock.step(-6 * 86_400)
+        # On a monotonic clock no time has passed; on the coordinator's own, it lapses in six days.
+        clock.advance(TTL)
+        assert await coordinator.acquire("run", "a", 4, 10, TTL) == 4
+        assert await coordinator.permits_in_use("run") == 4
+
     async def test_what_a_dead_holder_held_lapses(self, coordinator: Coordinator, clock: ManualClock) -> None:
         await coordinator.acquire("run", "a", 6, 10, TTL)
         clock.advance(TTL / 2)
@@ -261,6 +271,17 @@ class TestRates:
         assert await coordinator.reserve("host", 3, 2.0, 3, 0.5) == pytest.approx(0.5)
         assert await coordinator.reserve("host", 1, 2.0, 1, 0.5) == pytest.approx(2.0)
         assert await coordinator.reserve("host", 1, 2.0, 1) == pytest.approx(2.0)
+
+    async def test_passes_of_another_clock_are_not_waited_for(
+        self, coordinator: Coordinator, clock: ManualClock
+    ) -> None:
+        for _ in range(3):
+            await coordinator.reserve("host", 1, 0.5, 1, 0.5)
+        clock.step(-6 * 86_400)
+        # One pass was used on a monotonic clock.
+        clock.advance(2.0)
+        assert await coordinator.reserve("host", 1, 0.5, 1, 0.5) == 0.0
+        assert await coordinator.reserve("host", 1, 0.5, 1, 0.5) == pytest.approx(2.0), "and the rate holds"
 
     @several
     @given(rate=st.floats(0.3, 1000), within=st.floats(0, 2), pauses=st.lists(st.floats(0, 1), min_size=1, max_size=40))

@@ -14,6 +14,10 @@ if not since or since + ahead <= now then
     since, ahead = now, 0
 end
 local due = since - now + ahead
+-- No reservation leads further ahead than this. One that does was made when this server's clock was ahead.
+if ARGV[7] ~= 'inf' and due > tonumber(ARGV[7]) + math.max(burst, count) * step + 60000000 then
+    since, ahead, due = now, 0, 0
+end
 local wait = math.max(0, due - (burst - count) * step)
 if ARGV[7] ~= 'inf' and wait > tonumber(ARGV[7]) then
     return remember(string.format('%.17g', -wait))
