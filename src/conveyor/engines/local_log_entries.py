@@ -72,6 +72,8 @@ def punch(path: Path, entries: Sequence[Entry]) -> None:
             os.pwrite(fd, DEAD, entry.offset + STATE_AT)
         sync(fd)
         crashpoint("blob.punch.between")
+        # Without a sync: a power cut may keep any part of the data, but the entries are dead. What stays of it takes
+        # space until the log is removed.
         for entry in entries:
             _punch_hole(fd, entry.start, entry.length)
     finally:
