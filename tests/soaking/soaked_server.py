@@ -81,6 +81,8 @@ class SoakedServer(Up):
             self.door.target = (host, int(port))
         self.urls = _urls(stack, place / "data", None if self.door is None else self.door.url)
         named = {f"CONVEYOR_{name.upper()}": str(url) for name, url in self.urls.items()}
+        # Shared engines want a key that all processes have.
+        named |= {"CONVEYOR_SIGNING_KEY": "s" * 32} if named else {}
         own = {**_SETTINGS, **named, "SOAK_CLOCK": str(self.clock.path), **settings}
         super().__init__(place, "--app", "tests.everyday.app", **own)
         self.log = place / "log"
@@ -120,7 +122,8 @@ def _urls(stack: str, place: Path, endpoint: str | None) -> dict[str, Any]:
     coordinator = f"{redis.redis().url}?prefix=soak"
     if stack == "postgres":
         database = postgres.url_of(place)
-        return {"records": database, "tasks": database, "queue": database, "coordinator": coordinator}
+        blobs = f"file://{place / 'blobs'}"
+        return {"records": database, "tasks": database, "queue": database, "coordinator": coordinator, "blobs": blobs}
     tables = dynamodb.url_for(place, endpoint)
     queue, blobs = sqs.url_of(place, endpoint, wait=1), s3.url_of(place, endpoint)
     return {"records": tables, "tasks": tables, "queue": queue, "coordinator": coordinator, "blobs": blobs}
