@@ -378,7 +378,25 @@ class TestBounds:
         await others_run_between_two_pieces(compression)
 
 
+async def blank_lines_are_skipped_together() -> None:
+    """Each takes a byte, or less in a compressed list: one by one they would take the time of as many tasks."""
+    parsed: list[bytes] = []
+
+    def parse(line: bytes, *rest: Any) -> Any:
+        parsed.append(line)
+        return parse_line(line, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        parse_line = lists._parse_line
+        patch.setattr(lists, "_parse_line", parse)
+        await read_all(b'"x"\n' + b"\n \r\n" * 5000, ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 18)
+    assert len(parsed) < 50
+
+
 class TestLinesWithoutATask:
+    async def test_they_are_skipped_together(self) -> None:
+        await blank_lines_are_skipped_together()
+
     async def test_a_million_blank_lines_are_a_few_batches(self) -> None:
         data = b"\n" * 999_999 + b'"x"\n'
         batches = await read_all(data, ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 18)
