@@ -268,6 +268,29 @@ async def no_pass_is_needed_once_patience_is_over(*, remote: bool) -> None:
         assert codes["target_down"] >= 55
 
 
+async def what_was_begun_keeps_its_permit(*, remote: bool) -> None:
+    """A lane that gives slots to another one goes on with what it has begun: another worker must not begin as many."""
+    async with open_fleet(lease_seconds=LEASE) as fleet:
+        running, most = Counter[str](), Counter[str]()
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            running[job.job_id] += 1
+            most[job.job_id] = max(most[job.job_id], running[job.job_id])
+            await fleet.clock.sleep(10.0)
+            running[job.job_id] -= 1
+            return success()
+
+        large, small = await fleet.submit(400, concurrency=5), await fleet.submit(400, concurrency=1)
+        fleet.start(worker_of(fleet, act, remote=remote, worker_concurrency=4))
+        await fleet.until(lambda: (running[large.job_id], running[small.job_id]) == (3, 1))
+        fleet.start(worker_of(fleet, act, remote=remote, worker_concurrency=8))
+        await fleet.until(lambda: running[large.job_id] == 5, within=60)
+        # The first worker now has two slots for each of them.
+        await change_options(fleet.system, small, {"concurrency": 4})
+        await fleet.passing(30)
+        assert most[large.job_id] == 5
+
+
 async def slots_are_handed_on_without_a_call(*, remote: bool) -> None:
     """Thousands of tasks to one host: what is asked of the coordinator does not grow with those that wait."""
     async with open_fleet(lease_seconds=LEASE) as fleet:
@@ -347,6 +370,11 @@ async def test_passes_are_not_lost_with_a_lane(remote: bool) -> None:
 @both_lanes
 async def test_no_pass_is_needed_once_patience_is_over(remote: bool) -> None:
     await no_pass_is_needed_once_patience_is_over(remote=remote)
+
+
+@both_lanes
+async def test_what_was_begun_keeps_its_permit(remote: bool) -> None:
+    await what_was_begun_keeps_its_permit(remote=remote)
 
 
 @both_lanes

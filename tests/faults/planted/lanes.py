@@ -121,6 +121,17 @@ def a_breaker_that_opens_again_is_no_news(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Breakers, "refresh", others_only)
 
 
+def what_runs_is_as_wide_as_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrower lane gives back the permits of attempts that go on."""
+    count_sent = RemoteLane._count_sent
+
+    def counted(self: RemoteLane, change: int) -> None:
+        count_sent(self, change)
+        self.active = min(self._sent, self.width) if self.width else self._sent
+
+    monkeypatch.setattr(RemoteLane, "_count_sent", counted)
+
+
 def each_slot_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits has to ask the coordinator for it."""
     free_slot = TargetQueues.free_slot
@@ -225,6 +236,11 @@ PLANTED = [
         "passes_for_tasks_without_patience",
         a_breaker_that_opens_again_is_no_news,
         partial(test_lanes.no_pass_is_needed_once_patience_is_over, remote=True),
+    ),
+    Planted(
+        "permits_of_attempts_that_go_on",
+        what_runs_is_as_wide_as_its_lane,
+        partial(test_lanes.what_was_begun_keeps_its_permit, remote=True),
     ),
     Planted(
         "slots_asked_for_one_by_one",

@@ -35,6 +35,8 @@ class RemoteLane(Lane):
         self.number = number
         self._fetchers = fetchers
         self._sent = 0
+        # As many of these as run at most: beyond the width what was begun when it was larger.
+        self._begun = 0
         self._idle = asyncio.Event()
         self._stopping = False
         # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
@@ -80,6 +82,7 @@ class RemoteLane(Lane):
             await asyncio.wait(self._extractions)
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        self._begun -= len(entries)
         self._return(entries)
         if self.job.options.extract is None:
             self._record(entries, outcomes)
@@ -124,6 +127,7 @@ class RemoteLane(Lane):
             # A breaker wants to know what each of them says about its target.
             self.on_outcomes(entries, page_outcomes(pages))
             return
+        self._begun -= len(entries)
         self._return(entries)
         self._gate.note_answers(entries)
         self._recorder.add_pages(
@@ -176,7 +180,8 @@ class RemoteLane(Lane):
 
     def _count_sent(self, change: int) -> None:
         self._sent += change
-        self.active = min(self._sent, self.width) if self.width else self._sent
+        self._begun = max(min(self._sent, self.width), min(self._sent, self._begun))
+        self.active = self._begun if self.width else self._sent
         if self._sent == 0:
             self._idle.set()
         else:
