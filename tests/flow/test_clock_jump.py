@@ -242,6 +242,23 @@ async def test_lifetimes_and_idle_timeouts_go_on_without_the_jump(fleet: Fleet) 
     assert (await fleet.job(job.job_id)).state is RunState.FAILED
 
 
+async def a_jump_after_a_step_back_closes_nobody() -> None:
+    """Back and then forward, with a restart: less than it went back."""
+    async with open_fleet() as fleet:
+        role, _ = sweeper(fleet), await fleet.submit(1)
+        await role.run_once()
+        fleet.clock.step(-5 * HOUR)
+        await role.run_once()
+        job = await fleet.submit(0, mode=Mode.OPEN, tasks=[], idle_timeout=HOUR)
+        fleet.clock.step(2 * HOUR)
+        assert (await sweeper(fleet).run_once()).closed == 0
+        assert (await fleet.job(job.job_id)).state is RunState.INGESTING
+
+
+async def test_a_jump_after_a_step_back_closes_nobody() -> None:
+    await a_jump_after_a_step_back_closes_nobody()
+
+
 async def test_a_server_that_was_off_says_so_and_reports_no_error(fleet: Fleet) -> None:
     await finished(fleet)
     await retention(fleet).run_once()

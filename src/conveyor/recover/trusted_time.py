@@ -110,6 +110,8 @@ class TrustedTime:
             if self._ahead <= self._least_jump:
                 self._ahead = 0.0
             self._since = wall if self._ahead else 0.0
+            # At once: a process that starts after a jump forward must not compare its clock with the time before.
+            self._written = None
             log.warning("clock was set back", seconds=round(-jump))
 
     def _jumped(self, wall: float, seconds: float) -> None:
@@ -124,8 +126,8 @@ class TrustedTime:
         )
 
     async def _write(self, at: float, monotonic: float) -> None:
-        """Store the trusted time every ten minutes, and when a hold begins or ends. Of several processes that write it
-        at the same time, the first succeeds."""
+        """Store the trusted time every ten minutes, when a hold begins or ends, and when the clock was set back. Of
+        several processes that write it at the same time, the first succeeds."""
         if self._written is not None:
             since, written_at = self._written
             if since == self._since and monotonic - written_at < _WRITE_EVERY:

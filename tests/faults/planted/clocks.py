@@ -38,7 +38,23 @@ def _every_start_is_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrustedTime, "_start", _forget)
 
 
+def _a_step_back_is_stored_later(patch: pytest.MonkeyPatch) -> None:
+    compare = TrustedTime._compare
+
+    def as_before(self: TrustedTime, wall: float, jump: float) -> None:
+        written = self._written
+        compare(self, wall, jump)
+        self._written = written
+
+    patch.setattr(TrustedTime, "_compare", as_before)
+
+
 PLANTED = [
+    Planted(
+        "a jump after a step back closes open jobs",
+        _a_step_back_is_stored_later,
+        test_clock_jump.a_jump_after_a_step_back_closes_nobody,
+    ),
     Planted(
         "what a clock that jumped hides is purged", _one_look_is_enough, test_clock_jump.what_a_jump_hides_comes_back
     ),
