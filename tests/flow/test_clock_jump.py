@@ -259,6 +259,26 @@ async def test_a_jump_after_a_step_back_closes_nobody() -> None:
     await a_jump_after_a_step_back_closes_nobody()
 
 
+async def a_second_jump_during_a_restart_closes_nobody() -> None:
+    """An hour by the wall clock has passed since the first jump, but nobody has seen it pass."""
+    async with open_fleet() as fleet:
+        role = sweeper(fleet)
+        job = await fleet.submit(0, mode=Mode.OPEN, tasks=[], idle_timeout=HOUR)
+        await role.run_once()
+        fleet.clock.step(2 * HOUR)
+        await role.run_once()
+        fleet.clock.step(2 * HOUR)
+        role = sweeper(fleet)
+        for _ in range(50):
+            assert (await role.run_once()).closed == 0
+            fleet.clock.advance(60)
+        assert (await fleet.job(job.job_id)).state is RunState.INGESTING
+
+
+async def test_a_second_jump_during_a_restart_closes_nobody() -> None:
+    await a_second_jump_during_a_restart_closes_nobody()
+
+
 async def test_a_server_that_was_off_says_so_and_reports_no_error(fleet: Fleet) -> None:
     await finished(fleet)
     await retention(fleet).run_once()

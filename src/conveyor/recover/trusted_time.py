@@ -31,14 +31,16 @@ _DEADLINE_GAP = 1800.0
 # How long the clock must run on evenly after a jump.
 _HOLD = 3600.0
 _WRITE_EVERY = 600.0
+_WRITE_WHILE_AHEAD = 60.0
 
 
 class TrustedMark(msgspec.Struct, frozen=True):
-    """The body of the document: the last trusted time, and since when the wall clock has been ahead of it; 0: it is
-    not."""
+    """The body of the document: the last trusted time; since when the wall clock has been ahead of it (0: it is not);
+    and for how many seconds processes have seen it run on evenly since."""
 
     at: float
     since: float = 0.0
+    even: float = 0.0
 
 
 _marks = msgspec.json.Decoder(TrustedMark)
@@ -65,6 +67,8 @@ class TrustedTime:
         # By how many seconds the wall clock is ahead, and since when.
         self._ahead = 0.0
         self._since = 0.0
+        # For how many seconds it has run on evenly since, in this process and those before it.
+        self._even = 0.0
         self._written: tuple[float, float] | None = None
 
     async def now(self) -> float:
@@ -77,9 +81,11 @@ class TrustedTime:
         if self._wall is None:
             await self._start(wall)
         else:
+            self._even += monotonic - self._looked_at
             self._compare(wall, wall - self._wall - (monotonic - self._looked_at))
         self._wall, self._looked_at = wall, monotonic
-        if self._ahead and wall - self._since >= _HOLD:
+        # Not by the wall clock: it may have jumped once more while no process ran.
+        if self._ahead and self._even >= _HOLD:
             log.info("clock has run evenly for an hour: it is trusted", seconds=round(self._ahead))
             self._ahead = self._since = 0.0
         await self._write(wall - self._ahead, monotonic)
@@ -99,7 +105,7 @@ class TrustedTime:
             self._ahead, self._since = wall - mark.at, wall
             log.info(f"nothing ran for a while: {self._effect}", since=iso_text(mark.at), now=iso_text(wall))
             if 0 < mark.since <= wall:
-                self._since = mark.since
+                self._since, self._even = mark.since, mark.even
 
     def _compare(self, wall: float, jump: float) -> None:
         if jump > self._least_jump:
@@ -109,14 +115,14 @@ class TrustedTime:
             # What is left is no jump of its own.
             if self._ahead <= self._least_jump:
                 self._ahead = 0.0
-            self._since = wall if self._ahead else 0.0
+            self._since, self._even = wall if self._ahead else 0.0, 0.0
             # At once: a process that starts after a jump forward must not compare its clock with the time before.
             self._written = None
             log.warning("clock was set back", seconds=round(-jump))
 
     def _jumped(self, wall: float, seconds: float) -> None:
         self._ahead += seconds
-        self._since = wall
+        self._since, self._even = wall, 0.0
         log.error(
             f"clock jumped forward, or the machine was asleep: {self._effect}; set the clock right before that if it is"
             " wrong",
@@ -126,13 +132,14 @@ class TrustedTime:
         )
 
     async def _write(self, at: float, monotonic: float) -> None:
-        """Store the trusted time every ten minutes, when a hold begins or ends, and when the clock was set back. Of
-        several processes that write it at the same time, the first succeeds."""
+        """Store the trusted time every ten minutes, every minute while the clock is ahead, when a hold begins or ends,
+        and when the clock was set back. Of several processes that write it at the same time, the first succeeds."""
         if self._written is not None:
             since, written_at = self._written
-            if since == self._since and monotonic - written_at < _WRITE_EVERY:
+            pause = _WRITE_WHILE_AHEAD if self._ahead else _WRITE_EVERY
+            if since == self._since and monotonic - written_at < pause:
                 return
-        body = msgspec.json.encode(TrustedMark(at, self._since))
+        body = msgspec.json.encode(TrustedMark(at, self._since, self._even if self._ahead else 0.0))
         stored = await self._documents.document(_KIND, _TENANT, self._id)
         if stored is None:
             await self._documents.create_documents([Document(_KIND, _TENANT, self._id, body)])

@@ -49,7 +49,25 @@ def _a_step_back_is_stored_later(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrustedTime, "_compare", as_before)
 
 
+def _an_hour_of_the_wall_clock_is_enough(patch: pytest.MonkeyPatch) -> None:
+    look = TrustedTime._look
+
+    async def by_the_wall(self: TrustedTime) -> float:
+        if self._wall is None:
+            await look(self)
+        if self._since:
+            self._even = self._clock.now() - self._since
+        return await look(self)
+
+    patch.setattr(TrustedTime, "_look", by_the_wall)
+
+
 PLANTED = [
+    Planted(
+        "a second jump during a restart closes open jobs",
+        _an_hour_of_the_wall_clock_is_enough,
+        test_clock_jump.a_second_jump_during_a_restart_closes_nobody,
+    ),
     Planted(
         "a jump after a step back closes open jobs",
         _a_step_back_is_stored_later,
