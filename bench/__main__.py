@@ -24,6 +24,7 @@ from bench import (
     machine,
     nginx,
     noop,
+    pace,
     postgres,
     serve,
     small,
@@ -46,6 +47,7 @@ BENCHES: dict[str, ModuleType] = {
     "small": small,
     "fleet": fleet,
     "latency": latency,
+    "pace": pace,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # On the disk that the code is on: what is in memory (/tmp, often) has no fsync to pay for.
@@ -55,7 +57,7 @@ SCRATCH = ROOT / ".cache" / "bench"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     names = options.names or list(BENCHES)
-    if {"fetch", "command", "small", "latency"} & set(names) and nginx.found() is None:
+    if {"fetch", "command", "small", "latency", "pace"} & set(names) and nginx.found() is None:
         print(nginx.INSTALL, file=sys.stderr)
         return 1
     SCRATCH.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,8 @@ class JobKind(StrEnum):
 
 # Kinds whose tasks may take hours: a message carries one reference, and a worker takes no more than it can start.
 LONG_KINDS = frozenset({JobKind.DOWNLOAD, JobKind.EXPORT_DOWNLOAD})
+# Kinds whose tasks are requests to hosts, which get them at a pace.
+PACED_KINDS = frozenset({JobKind.FETCH, JobKind.DOWNLOAD})
 
 
 class ResultLayout(StrEnum):
@@ -230,12 +232,22 @@ class ExportApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     retry: ExportRetry | None = None
 
 
+class Pace(StrEnum):
+    """How many requests a host gets at once: `auto` finds it by how the host responds, `fixed` is what the job's limits
+    allow."""
+
+    AUTO = "auto"
+    FIXED = "fixed"
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to run a job's tasks. Every field has a default that is polite and safe."""
 
     concurrency: int = 64
     rate_per_host: float | None = None
     concurrency_per_host: int | None = None
+    # Pinned when the job is accepted; None: accepted before there was a choice, which is fixed.
+    pace: Pace | None = None
     attempts: int = 4
     backoff: Backoff = Backoff()
     retry_statuses: Sequence[int] = (408, 425, 429, 500, 502, 503, 504)

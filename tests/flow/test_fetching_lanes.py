@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conveyor.accept.option_changes import change_options
-from conveyor.model import Job, JobKind
+from conveyor.model import Job, JobKind, Pace
 from conveyor.process.executors.fetch.fetchers import Fetchers
 from tests.support.in_process_fetchers import Launcher
 from tests.support.small_fleet import Fleet, open_fleet
@@ -62,8 +62,9 @@ async def fetching(fetchers: int = 2, **settings: int) -> AsyncIterator[tuple[Fl
 
 
 async def submitted(fleet: Fleet, tasks: int, **options: int) -> Job:
+    """These are about slots: hosts take whatever is sent."""
     urls = [f"http://site.test/{number}" for number in range(tasks)]
-    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, **options)
+    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, pace=Pace.FIXED, **options)
 
 
 async def test_thirty_jobs_at_once_never_stand_still() -> None:

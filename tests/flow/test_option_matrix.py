@@ -129,7 +129,7 @@ async def test_what_is_beyond_is_refused_alike_by_every_way() -> None:
 
 
 # The command line itself refuses other values of these.
-CHOICES = {"--on-invalid", "--on-exhausted"}
+CHOICES = {"--on-invalid", "--on-exhausted", "--pace"}
 
 
 class TestCommandLine:

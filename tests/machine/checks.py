@@ -84,7 +84,11 @@ def _miscounted_lanes(world: World) -> list[str]:
             wrong.append(f"slots: {lane.job.run.run_id} uses {slots} of its targets for {under_way} tasks")
         grain = world.profile.grain if lane.job.kind is JobKind.PYTHON else 1
         chunks = [chunk for chunk in lane.chunks.values() if not chunk.lost]
-        known = len(lane._waiting) + len(lane._targets) + grain * under_way + sum(chunk.unwritten for chunk in chunks)
+        held = len(lane._waiting) + len(lane._targets) + len(lane._paced)
+        known = held + grain * under_way + sum(chunk.unwritten for chunk in chunks)
+        paced = sum(pace.users.get(lane._paced, 0) for pace in lane._paced._used)
+        if paced > under_way:
+            wrong.append(f"pace: {lane.job.run.run_id} has {paced} in flight for {under_way} tasks")
         if (left := sum(chunk.left for chunk in chunks)) > known:
             wrong.append(f"references: {lane.job.run.run_id} leases {left} and knows where {known} are")
     return wrong

@@ -20,6 +20,7 @@ OPTIONS: dict[str, list[Any]] = {
     "concurrency": [1, 2, 5, 64],
     "rate_per_host": [0.5, 2.0, 20.0],
     "concurrency_per_host": [1, 2],
+    "pace": ["auto", "fixed"],
     "attempts": [1, 2, 3],
     "backoff": [{"base": 0.2, "rate": 2, "cap": 1.0}, {"base": 0.0, "rate": 1, "cap": 0.0}],
     "task_deadline": [1, 3, 8],
@@ -41,6 +42,7 @@ OPTIONS: dict[str, list[Any]] = {
 # them few orders wait at fetchers.
 FAMILIES = [
     ["concurrency", "priority", "timeout"],
+    ["concurrency", "pace", "timeout", "attempts", "backoff", "breaker", "task_deadline"],
     ["concurrency", "attempts", "backoff", "retry_statuses"],
     ["concurrency", "concurrency_per_host", "rate_per_host", "task_deadline", "timeout", "attempts", "backoff"],
     ["concurrency_per_host", "task_deadline", "timeout", "backoff"],

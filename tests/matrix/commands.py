@@ -17,6 +17,7 @@ from tests.matrix.world import World
 FLAGS = {
     "--concurrency": "concurrency",
     "--rate": "rate_per_host",
+    "--pace": "pace",
     "--attempts": "attempts",
     "--timeout": "timeout",
     "--max-failed": "failure_threshold.failed",

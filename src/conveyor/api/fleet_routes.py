@@ -1,4 +1,4 @@
-"""The fleet, as a tenant may see it: breakers, unfinished runs, workers."""
+"""The fleet, as a tenant may see it: breakers, paces of hosts, unfinished runs, workers."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, Ten
 from conveyor.coordination.breaker_states import reset_breakers as close_breakers
 from conveyor.errors import Forbidden
 from conveyor.model import TenantId
-from conveyor.read.fleet import breakers_json, lanes_json, workers_json
+from conveyor.read.fleet import breakers_json, hosts_json, lanes_json, workers_json
 
 _MAX_TARGETS = 1000
 
@@ -59,6 +59,13 @@ def _owner(request: ApiRequest, tenant: TenantId, all_tenants: bool) -> TenantId
     if not request.auth.admin:
         raise Forbidden
     return None
+
+
+@get("/hosts", summary="List hosts", responses=shapes.answers(shapes.HostsPage))
+async def list_hosts(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """The pace of the hosts that jobs with `pace: auto` sent requests to in the last hour; at most 200, those used
+    last."""
+    return answer({"items": await hosts_json(system, tenant), "next_cursor": None})
 
 
 @get("/lanes", summary="List lanes", responses=shapes.answers(shapes.LanesPage, 400))

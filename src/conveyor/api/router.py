@@ -161,6 +161,7 @@ def _tenant_routes() -> Router:
             dead_letters.redrive_letters,
             fleet.list_breakers,
             fleet.reset_breakers,
+            fleet.list_hosts,
             fleet.list_lanes,
             fleet.show_workers,
             sessions.show_session,

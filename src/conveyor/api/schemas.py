@@ -561,6 +561,22 @@ class ResetBreakers(Shape, frozen=True):
     reset: list[ResetBreaker]
 
 
+class HostShape(Shape, frozen=True):
+    """The pace of a host: `limit` requests at once, over all workers."""
+
+    host: str
+    limit: int
+    in_flight: int
+    # Workers that sent requests there in the last seconds.
+    workers: int
+    # Mean latency of the last requests, in seconds.
+    latency: float
+    # The host asked for a pause (Retry-After); null if it is over.
+    paused_until: str | None
+    # When it was last reported.
+    at: str
+
+
 class DepthShape(Shape, frozen=True):
     """Messages of a queue that are ready, in flight (`held`), or delayed. `unknown`: there may be more."""
 
@@ -684,6 +700,13 @@ class BreakersPage(Shape, frozen=True):
     """All breakers that are not closed, in order of target."""
 
     items: list[BreakerShape]
+    next_cursor: None
+
+
+class HostsPage(Shape, frozen=True):
+    """The paces of hosts, in order of host."""
+
+    items: list[HostShape]
     next_cursor: None
 
 

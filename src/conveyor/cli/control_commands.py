@@ -15,6 +15,7 @@ from conveyor.cli.shared_options import (
     JobArgument,
     MaxLifetime,
     NoBreaker,
+    PaceOption,
     Patience,
     Rate,
     RetentionDays,
@@ -45,6 +46,7 @@ def change(
     job: JobArgument,
     concurrency: Concurrency = None,
     rate: Rate = None,
+    pace: PaceOption = None,
     no_rate: Annotated[bool, typer.Option("--no-rate", help="Remove the limit on requests per host.")] = False,
     attempts: Attempts = None,
     timeout: Timeout = None,
@@ -70,6 +72,7 @@ def change(
     options: dict[str, Any] = job_spec(
         concurrency=concurrency,
         rate=rate,
+        pace=pace,
         attempts=attempts,
         timeout=timeout,
         headers=header,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.errors import BadInput
-from conveyor.model import OnExhausted, OnInvalid
+from conveyor.model import OnExhausted, OnInvalid, Pace
 
 _JOB = "Job"
 
@@ -95,6 +95,15 @@ ExportSpec = Annotated[
 Rate = Annotated[
     float | None,
     typer.Option("--rate", rich_help_panel=_JOB, help="Maximum requests per second to one host."),
+]
+PaceOption = Annotated[
+    Pace | None,
+    typer.Option(
+        "--pace",
+        rich_help_panel=_JOB,
+        help="auto: find how many requests at once each host can take. fixed: send as many as the job's limits allow. "
+        "[auto; fixed with --rate or a gateway]",
+    ),
 ]
 Attempts = Annotated[
     int | None, typer.Option("--attempts", rich_help_panel=_JOB, help="Maximum attempts per task. [4]")
@@ -219,6 +228,7 @@ def job_spec(
     download: bool = False,
     export: Path | None = None,
     rate: float | None = None,
+    pace: Pace | None = None,
     attempts: int | None = None,
     timeout: float | None = None,
     headers: list[str] | None = None,
@@ -252,6 +262,7 @@ def job_spec(
         "extract": extract,
         "keep_bodies": False if drop_bodies else None,
         "rate_per_host": rate,
+        "pace": pace.value if pace else None,
         "attempts": attempts,
         "timeout": timeout,
         "retention_days": retention_days,

@@ -112,6 +112,7 @@ class JobOptions(TypedDict, total=False):
     concurrency: int
     rate_per_host: float | None
     concurrency_per_host: int | None
+    pace: Literal["auto", "fixed"] | None
     attempts: int
     backoff: BackoffOptions
     retry_statuses: Sequence[int]

@@ -12,11 +12,14 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
+from conveyor.coordination.pace import HostPace
+from conveyor.coordination.paces import Paces
 from conveyor.model import LONG_KINDS, Job, LongTask, Mode, Outcome, TaskError, TaskRef
 from conveyor.process.earlier_outcomes import EarlierOutcomes
 from conveyor.process.executors.stored_body_executor import is_extract_only, without_targets
 from conveyor.process.extraction import Extractor
 from conveyor.process.gate import Gate
+from conveyor.process.paced_refs import PacedRefs
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.retry import late, too_late
 from conveyor.process.retry_first_queue import RetryFirstQueue
@@ -31,21 +34,24 @@ _AHEAD = 0.3
 _SMOOTHING = 0.3
 # A lane with this many references that wait for their targets receives no more.
 _MAX_WAITING_FOR_TARGETS = 5000
+# As does one with this many that wait for the pace of their hosts.
+_MAX_WAITING_FOR_PACE = 1000
 # How long a lane backs off when a call fails before a task can start; each failure in a row doubles it.
 _FIRST_BACKOFF = 0.1
 _MAX_BACKOFF = 5.0
 
 
 class LeasedRef:
-    """A reference of a leased chunk. `slot` names the target whose slot it has; `probes` are the breakers that it
-    probes (gate.py)."""
+    """A reference of a leased chunk. `slot` names the target whose slot it has; `pace` is that of its host, while it is
+    sent; `probes` are the breakers that it probes (gate.py)."""
 
-    __slots__ = ("chunk", "probes", "ref", "slot")
+    __slots__ = ("chunk", "pace", "probes", "ref", "slot")
 
     def __init__(self, chunk: LeasedChunk, ref: TaskRef) -> None:
         self.chunk = chunk
         self.ref = ref
         self.slot: str | None = None
+        self.pace: HostPace | None = None
         self.probes: tuple[str, ...] = ()
 
     @property
@@ -92,6 +98,8 @@ class LaneTools(NamedTuple):
     # For jobs with `extract`.
     extractor: Extractor | None = None
     earlier: EarlierOutcomes | None = None
+    # None: no pace is found.
+    paces: Paces | None = None
 
 
 class Lane(ABC):
@@ -134,6 +142,18 @@ class Lane(ABC):
         self._targets: TargetQueues[LeasedRef] = TargetQueues(
             tools.limits, tools.clock, tools.recovery_ratio, self._free_slots, self._resume, self._spawn
         )
+        # References whose hosts get as many at once as their pace allows.
+        self._paced: PacedRefs[LeasedRef] = PacedRefs(
+            tools.paces,
+            job,
+            target,
+            tools.clock,
+            tools.recovery_ratio,
+            lambda: self.width,
+            self._resume,
+            self._hold_back,
+            self._spawn,
+        )
         self._running: set[asyncio.Task[None]] = set()
         # Set while the lane backs off.
         self._backing_off: asyncio.Task[None] | None = None
@@ -146,7 +166,9 @@ class Lane(ABC):
     @property
     def demand(self) -> int:
         """Slots that the lane could use now."""
-        return self.active + len(self._waiting) + self._targets.count_promising(self.job.options.concurrency)
+        limit = self.job.options.concurrency
+        promising = self._targets.count_promising(limit) + self._paced.count_promising(limit)
+        return self.active + len(self._waiting) + promising
 
     @property
     def is_busy(self) -> bool:
@@ -157,7 +179,12 @@ class Lane(ABC):
     @property
     def is_crowded(self) -> bool:
         """Whether enough references wait for their targets, so that the lane receives no more."""
-        return len(self._targets) >= _MAX_WAITING_FOR_TARGETS
+        return len(self._targets) >= _MAX_WAITING_FOR_TARGETS or len(self._paced) >= _MAX_WAITING_FOR_PACE
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the pace of its hosts is found."""
+        return self._paced.is_on
 
     @property
     def has_targets(self) -> bool:
@@ -192,7 +219,7 @@ class Lane(ABC):
         self._measure()
         if self.job.kind in LONG_KINDS:
             # One at a time: a long task that waits here for hours could run on another worker.
-            full = self._waiting or self._targets or self.active >= self.job.options.concurrency
+            full = self._waiting or self._targets or self._paced or self.active >= self.job.options.concurrency
             return (0, 0) if full else (1, 1)
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
@@ -239,6 +266,9 @@ class Lane(ABC):
         self.job = job
         limited = without_targets(job) if is_extract_only(job) else job
         self._gate.follow(limited)
+        if self._paced.follow(limited):
+            self._waiting.extendleft(reversed(self._paced.drain()))
+            self._owner.request_tick()
         if self._limits.follow(limited):
             self._targets.follow()
             self._owner.request_tick()
@@ -264,6 +294,7 @@ class Lane(ABC):
         targets before that."""
         if self._gate.is_watching:
             self._targets.retain(lambda entry: not entry.is_lost and self._check_gate(entry) is not False)
+        self._waiting.extendleft(reversed(self._paced.drain()))
 
     def long_tasks(self) -> list[LongTask]:
         """Return the long tasks that run now."""
@@ -278,10 +309,12 @@ class Lane(ABC):
         self.width = 0
         self._waiting.clear()
         self._targets.stop()
+        self._paced.stop()
         if self._backing_off is not None:
             self._backing_off.cancel()
         await self._drain(grace)
         await self._targets.close()
+        self._paced.close()
         self._gate.close()
         return [chunk for chunk in self.chunks.values() if not chunk.lost]
 
@@ -327,8 +360,18 @@ class Lane(ABC):
 
     def _record_unattempted(self, entry: LeasedRef, outcome: Outcome) -> None:
         self._blocked += 1
-        self._targets.free_slot(entry)
+        self._free(entry)
         self._recorder.add(self.job, [entry.chunk], [_previous_attempt(entry.ref)], [outcome])
+
+    def _free(self, entry: LeasedRef) -> None:
+        """Free the slot of a reference that is not attempted, or no longer, and its place in the pace of its host."""
+        self._targets.free_slot(entry)
+        if entry.pace is not None:
+            self._paced.release([entry])
+
+    def _hold_back(self) -> None:
+        """Have references returned that were sent and have not started."""
+        return
 
     def _record(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._gate.record(entries, outcomes)
@@ -370,9 +413,21 @@ class Lane(ABC):
     def _next(self) -> LeasedRef | None:
         """Take the next reference that can start. References whose targets are at their limits stay queued for them."""
         if not self._targets.is_limited:
-            return self._pop_waiting()
+            return self._next_paced() if self._paced.is_on else self._pop_waiting()
         self._queue_by_target(1, at_least=1)
         return self._targets.take()
+
+    def _next_paced(self) -> LeasedRef | None:
+        """Take the next reference whose host has room. The others wait for the pace of theirs."""
+        while not self._recorder.full:
+            if taken := self._paced.take(1):
+                return taken[0]
+            entry = None if self.is_crowded else self._pop_waiting()
+            if entry is None:
+                return None
+            if admitted := self._paced.admit([entry]):
+                return admitted[0]
+        return None
 
     def _queue_by_target(self, wanted: int, at_least: int = 0) -> None:
         """Move references to the queues of their targets until `wanted` can start, now or after the next request."""
@@ -425,7 +480,7 @@ class Lane(ABC):
         """Put references that could not start back to the front, and back off: the failure is not theirs."""
         self._gate.release(entries)
         for entry in reversed(entries):
-            self._targets.free_slot(entry)
+            self._free(entry)
             self._waiting.appendleft(entry)
         if self._backing_off is None:
             log.warning("no task could start; the lane backs off", run=self.job.run.run_id, error=repr(error))

@@ -43,6 +43,8 @@ class LocalLane(Lane):
         if self._targets.is_limited:
             self._queue_by_target(free)
             startable = self._targets.count_ready(max(0, free))
+        elif self._paced.is_on:
+            startable = len(self._waiting) + self._paced.count_ready(max(0, free))
         else:
             startable = -(-len(self._waiting) // self._executor.grain(self.job))
         for _ in range(min(free, startable)):
@@ -75,6 +77,8 @@ class LocalLane(Lane):
             for attempt in self._watchdog.attempts:
                 if attempt.started_at <= alive_since:
                     self._gate.mark_alive(attempt.entries)
+        if self.job.kind in LONG_KINDS:
+            self._paced.grow_while_alive()
         return self._watchdog.check()
 
     async def _drain(self, grace: float) -> None:
@@ -85,7 +89,7 @@ class LocalLane(Lane):
         self._starting -= 1
         try:
             while self.active <= self.width and self._backing_off is None:
-                one_by_one = self._targets.is_limited or self._gate.is_watching
+                one_by_one = self._targets.is_limited or self._gate.is_watching or self._paced.is_on
                 taken = await self._take_one() if one_by_one else self._take_batch()
                 if not taken:
                     return
@@ -127,8 +131,10 @@ class LocalLane(Lane):
         finally:
             if finished is None:
                 self._gate.release(taken)
+            else:
+                self._paced.learn(*finished, is_long=self.job.kind in LONG_KINDS)
             for entry in taken:
-                self._targets.free_slot(entry)
+                self._free(entry)
         if finished is not None:
             entries, outcomes = finished
             self._gate.record(entries, outcomes)

@@ -15,6 +15,7 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.limits import TargetLimits, run_slots
+from conveyor.coordination.paces import Paces
 from conveyor.coordination.ready_marks import owner_of
 from conveyor.coordination.waits import publish_disk_wait
 from conveyor.engines.coordinator import Coordinator
@@ -57,6 +58,8 @@ _WATCH_PATIENCE = 2.0
 # How long a lane is quiet before the worker leaves the run, and how long it waits in vain for a slot of the run.
 _QUIET_SECONDS = 1.0
 _DRAIN_SECONDS = 5.0
+# How often to share the paces of hosts.
+_PACE_SECONDS = 1.0
 # How soon a worker without a free slot polls for a long task again.
 _NO_SLOT_PAUSE = 2.0
 # How soon the queue redelivers a message whose references were lost with a fetcher.
@@ -112,6 +115,7 @@ class Worker:
             self._on_finished,
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
+        self._paces = Paces(coordinator, clock, self.name)
         self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
         self._feeder = Feeder(settings, clock, records, tasks, queue, lifecycle, self.request_tick)
         lease = settings.lease_seconds
@@ -133,7 +137,8 @@ class Worker:
         slots = settings.worker_concurrency
         self._announcement = WorkerAnnouncement(records.documents, clock, self.name, slots, handlers)
         announcing = Errand("announce", self._announcement.renew, clock)
-        self._errands = [self._look_errand, self._share_errand, watching, beating, announcing]
+        pacing = Errand("share paces", self._share_paces, clock)
+        self._errands = [self._look_errand, self._share_errand, watching, beating, announcing, pacing]
         self._recording: asyncio.Task[None] | None = None
         # What looks have changed, for the next tick.
         self._changes: list[SeatChanges] = []
@@ -343,6 +348,7 @@ class Worker:
             stuck_after=job.options.stuck_after or settings.stuck_after,
             extractor=self._extractor,
             earlier=self._earlier,
+            paces=self._paces if limited is job else None,
         )
         return executor.lane(job, tools)
 
@@ -354,6 +360,11 @@ class Worker:
         if self._dropped.has_lingering:
             await self._dropped.keep_slots()
         return _LOOK_FOR_RUNS if self._lanes or self._breakers.is_watching else _IDLE_SECONDS
+
+    async def _share_paces(self) -> float:
+        """Share the paces of hosts with other workers."""
+        await self._paces.share({lane.job.tenant for lane in self._lanes.values() if lane.is_paced})
+        return _PACE_SECONDS
 
     async def _watch(self) -> float:
         """Watch what runs: processes and attempts that hang, bytes that are leased."""

@@ -9,6 +9,7 @@ import msgspec
 from conveyor.clock import iso_text
 from conveyor.coordination.breaker_states import current_wait, list_breakers
 from conveyor.coordination.limits import run_slots
+from conveyor.coordination.paces import list_paces
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
 from conveyor.jobs.announced_workers import live_workers
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
@@ -43,6 +44,24 @@ async def breakers_json(system: System, tenant: TenantId | None) -> list[dict[st
         }
         for owner, target, state in breakers
         if not state.runs or not active.isdisjoint(state.runs)
+    ]
+
+
+async def hosts_json(system: System, tenant: TenantId) -> list[dict[str, Any]]:
+    """The paces of a tenant's hosts, as workers shared them last."""
+    now = system.clock.now()
+    states = await list_paces(system.coordinator, tenant)
+    return [
+        {
+            "host": host,
+            "limit": max(1, int(state.limit)),
+            "in_flight": sum(part.in_flight for part in parts.values()),
+            "workers": len(parts),
+            "latency": round(state.latency, 4),
+            "paused_until": iso_text(state.paused_until) if state.paused_until > now else None,
+            "at": iso_text(state.at),
+        }
+        for host, state, parts in sorted((host, state, state.live_parts(now)) for host, state in states.items())
     ]
 
 

@@ -83,6 +83,7 @@ class RemoteLane(Lane):
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._begun -= len(entries)
+        self._paced.learn(entries, outcomes)
         self._return(entries)
         if self.job.options.extract is None:
             self._record(entries, outcomes)
@@ -128,6 +129,7 @@ class RemoteLane(Lane):
             self.on_outcomes(entries, page_outcomes(pages))
             return
         self._begun -= len(entries)
+        self._paced.learn_pages(entries, pages.elapsed)
         self._return(entries)
         self._gate.note_answers(entries)
         self._recorder.add_pages(
@@ -174,6 +176,7 @@ class RemoteLane(Lane):
     def _return(self, entries: list[LeasedRef]) -> None:
         """Count references as no longer sent and free the slots of their targets."""
         self._count_sent(-len(entries))
+        self._paced.release(entries)
         for entry in entries:
             if entry.slot is not None:
                 self._targets.free_slot(entry)
@@ -200,7 +203,7 @@ class RemoteLane(Lane):
         capacity = self._capacity()
         entries: list[LeasedRef] = []
         if not self._targets.is_limited and not self._gate.is_watching:
-            entries = self._waiting.take_plain(capacity)
+            entries = self._take_paced(capacity) if self._paced.is_on else self._waiting.take_plain(capacity)
         while len(entries) < capacity and (entry := self._next()) is not None:
             may_start = self._check_gate(entry)
             if may_start is None or (may_start and entry.chunk.suspect):
@@ -210,6 +213,21 @@ class RemoteLane(Lane):
                 entries.append(entry)
         self._hand_over(entries)
         self._targets.request()
+
+    def _take_paced(self, capacity: int) -> list[LeasedRef]:
+        """Take references whose hosts have room, as long as nothing else is to be asked for any of them."""
+        entries: list[LeasedRef] = []
+        while len(entries) < capacity:
+            if self._paced.has_ready:
+                entries += self._paced.take(capacity - len(entries))
+            plain = [] if self.is_crowded else self._waiting.take_plain(capacity - len(entries))
+            if not plain:
+                break
+            entries += self._paced.admit(plain)
+        return entries
+
+    def _hold_back(self) -> None:
+        self._fetchers.drop(self, everything=False)
 
     def _capacity(self) -> int:
         """Return how many references to send now: more than run at once, unless a target counts each as running."""
@@ -233,7 +251,7 @@ class RemoteLane(Lane):
         else:
             # It must not keep a probe that others could use meanwhile.
             self._gate.release([entry])
-            self._targets.free_slot(entry)
+            self._free(entry)
             self._waiting.appendleft(entry)
 
     def _send_after(self, first: Callable[[], Coroutine[Any, Any, None]]) -> None:

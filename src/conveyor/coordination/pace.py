@@ -1,0 +1,342 @@
+"""Pace: how many requests one tenant makes to one host at once, found by watching how the host responds.
+
+It begins with a few and doubles with each round trip (slow start), then grows by a few, while the mean latency stays
+flat. Latency that rises with the number of requests shrinks it, and so do 429, 503, timeouts and failed connections,
+which also leave a ceiling: a while passes before the pace goes there again. Retry-After pauses the host; after a pause
+it begins with a fraction.
+
+Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share.
+Everything here is arithmetic on batches of finished attempts: no call and no await.
+"""
+
+from itertools import islice
+from math import ceil, inf
+from typing import Protocol
+
+# Requests at once to a host that nothing is known of.
+START = 8
+LARGEST = 10_000
+# Latency is flat up to this ratio to its base, or this many seconds above it: less says nothing about a host.
+_FLAT_RATIO = 1.2
+_FLAT_SECONDS = 0.01
+# Growth for each round trip after the slow start, as a share of the limit.
+_GROWTH = 0.05
+# Factors of the limit after latency rose and after requests failed, and of the ceiling after a pause.
+_SMALLEST_SHRINK, _LARGEST_SHRINK = 0.85, 0.5
+_AFTER_FAILURE = 0.75
+_AFTER_PAUSE = 0.25
+# Rising latency alone never shrinks the limit below this.
+_LEAST_BY_LATENCY = 4
+# If this share of the latency is left after so many shrinks in a row, the number of requests was not the cause.
+_NOT_THE_CAUSE = 0.97
+_VAIN_SHRINKS = 3
+# How close to the ceiling the limit grows.
+_BELOW_CEILING = 0.95
+# After how many seconds the limit may pass the ceiling, at first; each time in vain doubles that, up to the last.
+_FAILURE_PAUSES, _LATENCY_PAUSES = (5.0, 300.0), (1.0, 8.0)
+# A ceiling up to this much higher than the one before is the same one.
+_SAME_CEILING = 1.5
+# Timeouts and failed connections count from this share of a round trip on, and if there are two: one URL may be dead.
+_FAILED_SHARE = 0.05
+_FAILED_LEAST = 2
+# Attempts in a round trip, at least; and how much of the limit must be in use for the limit to grow.
+_LEAST_ROUND = 4
+_IN_USE = 0.8
+# How long attempts that take long must run without a failure for the limit to grow.
+_ALIVE_SECONDS = 2.0
+# The longest Retry-After that pauses a host, in seconds.
+MAX_PAUSE = 3600.0
+
+
+class PaceUser(Protocol):
+    """A lane, as the pace of a host sees it. It may send more references than it runs at once."""
+
+    @property
+    def width(self) -> int:
+        """Tasks that the lane may run at once now."""
+
+    @property
+    def bound(self) -> int:
+        """Tasks that the lane may ever run at once."""
+
+    def on_room(self, pace: "HostPace") -> None:
+        """References that wait for this host may start now."""
+
+    def on_lower(self, pace: "HostPace") -> None:
+        """The host is paused, or gets fewer requests than were sent: those that have not started must wait."""
+
+
+class HostPace:
+    """The pace of one tenant at one host, for one worker. Times are by the monotonic clock."""
+
+    __slots__ = (
+        "_before",
+        "_count",
+        "_failed",
+        "_peak",
+        "_probe_pause",
+        "_running",
+        "_settled_at",
+        "_stale",
+        "_threshold",
+        "_total",
+        "_vain",
+        "base",
+        "ceiling",
+        "host",
+        "in_flight",
+        "is_changed",
+        "is_dropped",
+        "is_new",
+        "latency",
+        "limit",
+        "paused_until",
+        "probe_at",
+        "tenant",
+        "used_at",
+        "users",
+        "waiting",
+    )
+
+    def __init__(self, tenant: str, host: str) -> None:
+        self.tenant = tenant
+        self.host = host
+        self.limit = float(START)
+        self.in_flight = 0
+        # What each lane has in flight, and the lanes with references that wait, in the order of their turns.
+        self.users: dict[PaceUser, int] = {}
+        self.waiting: dict[PaceUser, None] = {}
+        self.paused_until = 0.0
+        # Where requests failed, and when the limit may pass it again.
+        self.ceiling = inf
+        self.probe_at = 0.0
+        self._probe_pause = 0.0
+        # Mean latency of the last round trip, and the latency without load.
+        self.latency = 0.0
+        self.base = inf
+        # Below this the limit doubles.
+        self._threshold = inf
+        # The round trip so far.
+        self._count = 0
+        self._total = 0.0
+        self._failed = 0
+        # The most that were in flight, as far as they could run, and the most that ran at once.
+        self._peak = 0
+        self._running = 0
+        # When the limit last changed, or requests last failed.
+        self._settled_at = 0.0
+        # Attempts in flight that began before the limit shrank: they say nothing about the new one.
+        self._stale = 0
+        # The latency before the last shrink, and how many in a row were in vain.
+        self._before = 0.0
+        self._vain = 0
+        # Whether there is something to share; whether no round trip is over yet; whether another object stands for this
+        # host by now; when it was last used.
+        self.is_changed = False
+        self.is_new = True
+        self.is_dropped = False
+        self.used_at = 0.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the slow start has ended, so that the limit says what the host bears."""
+        return self._threshold < inf
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.users or self.waiting)
+
+    def room(self, user: PaceUser, now: float) -> int:
+        """Return how many more references this lane may send. A lane that cannot run more than its part of the limit
+        may send ahead as it likes."""
+        if now < self.paused_until:
+            return 0
+        limit = max(1, int(self.limit))
+        if not self.waiting and len(self.users) <= 1:
+            return LARGEST if limit >= user.bound else max(0, limit - self.in_flight)
+        lanes = len(self.users.keys() | self.waiting.keys() | {user})
+        if lanes > limit:
+            # They take turns.
+            return int(user in islice(self.waiting, max(0, limit - self.in_flight)))
+        share = ceil(limit / lanes)
+        if share >= user.bound:
+            return LARGEST
+        return max(0, min(limit - self.in_flight, share - self.users.get(user, 0)))
+
+    def wait(self, user: PaceUser, *, is_waiting: bool) -> None:
+        """Note whether references of a lane wait; its turn is after that of the others."""
+        self.waiting.pop(user, None)
+        if is_waiting:
+            self.waiting[user] = None
+
+    def start(self, user: PaceUser, count: int) -> None:
+        """Count references as sent."""
+        self.users[user] = self.users.get(user, 0) + count
+        self.in_flight += count
+        self._note_peak()
+
+    def finish(self, user: PaceUser, count: int, now: float) -> None:
+        """Count references as no longer sent, and let lanes know that there is room."""
+        left = self.users.get(user, 0) - count
+        self.in_flight -= count
+        self._stale = min(self._stale, self.in_flight)
+        if left > 0:
+            self.users[user] = left
+        else:
+            self.users.pop(user, None)
+        self.wake(now)
+
+    def wake(self, now: float) -> None:
+        """Let lanes know that there is room, if there is."""
+        if not self.waiting or now < self.paused_until:
+            return
+        for waiting in list(islice(self.waiting, max(0, int(self.limit) - self.in_flight))):
+            waiting.on_room(self)
+
+    def grow_while_alive(self, now: float) -> None:
+        """Grow although no attempt has ended: attempts take long, and none has failed for a while."""
+        if now >= self.paused_until and now - self._settled_at >= _ALIVE_SECONDS and self._is_full():
+            self._settled_at = now
+            self._grow(now)
+            self.wake(now)
+
+    def learn(self, count: int, seconds: float, now: float) -> None:
+        """Learn from attempts that were answered; `seconds` is the sum of their latencies."""
+        self.used_at = now
+        stale = min(count, self._stale)
+        if stale:
+            self._stale -= stale
+            if stale == count:
+                return
+            seconds *= (count - stale) / count
+            count -= stale
+        self._count += count
+        self._total += seconds
+        if self._count >= max(_LEAST_ROUND, int(self.limit)):
+            self._end_round(now)
+
+    def refuse(self, now: float, retry_after: float | None = None) -> None:
+        """An attempt was answered with 429 or 503."""
+        self.used_at = now
+        if self._stale > 0:
+            self._stale -= 1
+        else:
+            self._fall(now)
+        if retry_after is not None and retry_after > 0:
+            self.pause(now + min(retry_after, MAX_PAUSE))
+
+    def fail(self, now: float) -> None:
+        """An attempt timed out, or the connection failed."""
+        self.used_at = now
+        if self._stale > 0:
+            self._stale -= 1
+            return
+        self._failed += 1
+        if self._failed >= max(_FAILED_LEAST, _FAILED_SHARE * self.limit):
+            self._fall(now)
+
+    def pause(self, until: float) -> None:
+        """Send nothing up to this time, and then begin with a fraction."""
+        if until <= self.paused_until:
+            return
+        self.paused_until = until
+        known = self.limit if self.ceiling == inf else self.ceiling
+        self._threshold = min(self._threshold, max(1.0, known / 2))
+        self._set(max(1.0, known * _AFTER_PAUSE))
+        self._settled_at = until
+        self._make_stale()
+        for user in list(self.waiting):
+            user.on_lower(self)
+
+    def adopt(self, limit: float, threshold: float = inf) -> None:
+        """Begin with what other workers, or earlier jobs, found for this host, and double up to the threshold."""
+        if self.is_new:
+            self._threshold = max(1.0, threshold)
+            self._set(max(1.0, min(limit, LARGEST)))
+
+    def _end_round(self, now: float) -> None:
+        mean = self.latency = self._total / self._count
+        self.is_new, self.is_changed = False, True
+        self._settled_at = now
+        if mean < self.base:
+            # Half of the way: a round trip may be short by chance, and the first ones have connections to open.
+            self.base = mean if self.base == inf else (self.base + mean) / 2
+        if mean <= self._allowed():
+            self._before, self._vain = 0.0, 0
+            if self._is_full():
+                self._grow(now)
+        else:
+            self._vain = self._vain + 1 if self._before and mean >= self._before * _NOT_THE_CAUSE else 0
+            if self._vain >= _VAIN_SHRINKS or (self._vain and self.limit <= _LEAST_BY_LATENCY):
+                self.base, self._before, self._vain, self.ceiling, self.probe_at = mean, 0.0, 0, inf, 0.0
+            else:
+                self._shrink(mean, now)
+        self._begin_round()
+
+    def _allowed(self) -> float:
+        """The latency up to which it is flat."""
+        return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS)
+
+    def _grow(self, now: float) -> None:
+        if self.limit < self._threshold:
+            limit = min(self.limit * 2, max(self._threshold, self.limit + 1))
+        else:
+            limit = self.limit + max(1.0, self.limit * _GROWTH)
+        if now < self.probe_at:
+            limit = min(limit, self.ceiling * _BELOW_CEILING)
+        self._set(max(min(limit, LARGEST), self.limit))
+
+    def _shrink(self, mean: float, now: float) -> None:
+        """Latency rises with the number of requests."""
+        self._before = mean
+        self._lower(max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, self._allowed() / mean)), _LEAST_BY_LATENCY)
+        self._wait_to_probe(now, *_LATENCY_PAUSES)
+
+    def _fall(self, now: float) -> None:
+        """Requests failed."""
+        self._before, self._vain = 0.0, 0
+        self._settled_at = now
+        self._lower(_AFTER_FAILURE, 1)
+        self._begin_round()
+        self._wait_to_probe(now, *_FAILURE_PAUSES)
+
+    def _lower(self, factor: float, least: int) -> None:
+        """Lower the limit from what was in use, and remember that as the ceiling."""
+        used = min(self.limit, max(self._running, 1))
+        if used > self.ceiling * _SAME_CEILING or used * _SAME_CEILING < self.ceiling:
+            self._probe_pause = 0.0
+        self.ceiling = float(used)
+        self._set(min(self.limit, max(float(least), used * factor)))
+        self._threshold = self.limit
+        self._make_stale()
+
+    def _wait_to_probe(self, now: float, first: float, last: float) -> None:
+        self._probe_pause = max(first, min(last, self._probe_pause * 2))
+        self.probe_at = now + self._probe_pause
+
+    def _begin_round(self) -> None:
+        self._count, self._total, self._failed = 0, 0.0, 0
+        self._peak = self._running = 0
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        running = sent = 0
+        for user, count in self.users.items():
+            running += min(count, user.width)
+            sent += min(count, user.bound)
+        self._running = max(self._running, running)
+        self._peak = max(self._peak, sent)
+
+    def _is_full(self) -> bool:
+        """Whether the limit was in use, so that more might be used."""
+        return self._peak >= _IN_USE * int(self.limit)
+
+    def _make_stale(self) -> None:
+        self._stale = self.in_flight
+        if self.in_flight > self.limit:
+            for user in list(self.users):
+                user.on_lower(self)
+
+    def _set(self, limit: float) -> None:
+        if limit != self.limit:
+            self.limit, self.is_changed = limit, True

@@ -1,0 +1,333 @@
+"""PacedRefs: the references of one lane that wait for the pace of their hosts (coordination/pace.py).
+
+A lane asks before it sends a batch: what a host has room for may go, the rest waits here, by host, so that other hosts
+are served meanwhile. Finished attempts make room, and what they say about their hosts is learned, in batches too.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from conveyor.clock import Clock
+from conveyor.coordination.pace import HostPace
+from conveyor.coordination.paces import Paces
+from conveyor.model import PACED_KINDS, Job, Outcome, Pace, TaskRef
+from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
+from conveyor.process.target_queue import bounded_sum
+
+# Statuses by which a host asks for fewer requests, and errors that too many requests may cause.
+_REFUSALS = frozenset({"http_429", "http_503"})
+_FAILURES = frozenset({"timeout", "connect_timeout", "connect_failed", "read_failed"})
+# Where the host of a URL in an input may begin, and how many beginnings of inputs a lane remembers.
+_AUTHORITY = len('"https://')
+_MAX_PREFIXES = 2000
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class Paced(Waits, Protocol):
+    """A reference. `pace` is that of its host, while it is sent."""
+
+    pace: HostPace | None
+
+    @property
+    def ref(self) -> TaskRef: ...
+
+
+T = TypeVar("T", bound=Paced)
+
+
+class PacedRefs(Generic[T]):
+    """`width` returns how many tasks the lane may run at once, `resume` makes it start those that can, `hold_back` has
+    references returned that were sent and have not started, and `spawn` runs a task of the lane."""
+
+    def __init__(
+        self,
+        paces: Paces | None,
+        job: Job,
+        target: Callable[[TaskRef], str | None],
+        clock: Clock,
+        ratio: int,
+        width: Callable[[], int],
+        resume: Callable[[], None],
+        hold_back: Callable[[], None],
+        spawn: Spawn,
+    ) -> None:
+        self._paces = paces
+        self._tenant = job.tenant
+        self._target = target
+        self._clock = clock
+        self._ratio = ratio
+        self._width = width
+        self._resume = resume
+        self._hold_back = hold_back
+        self._spawn = spawn
+        self.bound = job.options.concurrency
+        self.is_on = self._wanted(job)
+        self._held: dict[HostPace, RetryFirstQueue[T]] = {}
+        self._count = 0
+        # Hosts that may have room.
+        self._ready: dict[HostPace, None] = {}
+        self._prefixes: dict[str, HostPace] = {}
+        # Hosts that references were sent to.
+        self._used: set[HostPace] = set()
+        self._is_resuming = False
+        self._timer: asyncio.Task[None] | None = None
+        self._timer_at = inf
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def width(self) -> int:
+        return self._width()
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def follow(self, job: Job) -> bool:
+        """Apply the job's changed options. Returns whether the references that wait are to be drained: it is off."""
+        self.bound = job.options.concurrency
+        self.is_on = self._wanted(job)
+        return not self.is_on and self._count > 0
+
+    def admit(self, entries: Sequence[T]) -> list[T]:
+        """Return those that may start now. The others wait here."""
+        now = self._clock.monotonic()
+        admitted: list[T] = []
+        pace: HostPace | None = None
+        prefix, room, taken = "\0", 0, 0
+        for entry in entries:
+            if not entry.ref.input.startswith(prefix):
+                self._start(pace, taken)
+                pace, prefix = self._pace_of(entry.ref)
+                room, taken = (0, 0) if pace is None or pace in self._held else (pace.room(self, now), 0)
+            if pace is None:
+                admitted.append(entry)
+            elif room > taken:
+                taken += 1
+                entry.pace = pace
+                admitted.append(entry)
+            else:
+                self._hold(pace, entry)
+        self._start(pace, taken)
+        return admitted
+
+    def take(self, limit: int) -> list[T]:
+        """Take references that waited and may start now, from each host in turn."""
+        now = self._clock.monotonic()
+        taken: list[T] = []
+        while self._ready and len(taken) < limit:
+            pace = next(iter(self._ready))
+            del self._ready[pace]
+            queue = self._held.get(pace)
+            if queue is None:
+                continue
+            self._count -= queue.drop_lost()
+            room, count = min(pace.room(self, now), limit - len(taken)), 0
+            while queue and count < room:
+                entry = queue.popleft()
+                entry.pace = pace
+                taken.append(entry)
+                count += 1
+                self._count -= 1 + queue.drop_lost()
+            self._start(pace, count)
+            self._note_waiting(pace, queue)
+            if count and queue and pace.room(self, now) > 0:
+                self._ready[pace] = None
+        return taken
+
+    def count_ready(self, limit: int) -> int:
+        """Return how many of those that wait may start now, up to the limit."""
+        now = self._clock.monotonic()
+        return bounded_sum((min(len(queue), pace.room(self, now)) for pace, queue in self._held.items()), limit)
+
+    def count_promising(self, limit: int) -> int:
+        """Return how many of those that wait might start soon: the pace may double with the next outcomes."""
+        now = self._clock.monotonic()
+        hosts = ((pace, queue) for pace, queue in self._held.items() if now >= pace.paused_until)
+        return bounded_sum(
+            (min(len(queue), max(1, 2 * int(pace.limit) - pace.in_flight)) for pace, queue in hosts), limit
+        )
+
+    def release(self, entries: Sequence[T]) -> None:
+        """These references are no longer sent."""
+        if not self._used:
+            return
+        now = self._clock.monotonic()
+        for pace, first, end in _by_pace(entries):
+            pace.finish(self, end - first, now)
+        for entry in entries:
+            entry.pace = None
+
+    def learn(self, entries: Sequence[T], outcomes: Sequence[Outcome], *, is_long: bool = False) -> None:
+        """Learn from finished attempts. Call it before `release`. How long a download takes says nothing."""
+        if not self._used:
+            return
+        now = self._clock.monotonic()
+        for pace, first, end in _by_pace(entries):
+            answered, seconds = 0, 0.0
+            for outcome in outcomes[first:end]:
+                code = None if outcome.error is None else outcome.error.code
+                if code is None or (code.startswith("http_") and code not in _REFUSALS):
+                    if outcome.spends_attempt:
+                        answered += 1
+                        seconds += 0.0 if is_long else outcome.elapsed
+                elif code in _REFUSALS:
+                    pace.refuse(now, outcome.retry_after)
+                elif code in _FAILURES:
+                    pace.fail(now)
+            if answered:
+                pace.learn(answered, seconds, now)
+
+    def learn_pages(self, entries: Sequence[T], elapsed: Sequence[float]) -> None:
+        """Learn from attempts that succeeded, each in so many seconds. Call it before `release`."""
+        if not self._used:
+            return
+        now = self._clock.monotonic()
+        for pace, first, end in _by_pace(entries):
+            pace.learn(end - first, sum(elapsed[first:end]), now)
+
+    def on_room(self, pace: HostPace) -> None:
+        """References that wait for this host may start now."""
+        if pace not in self._held or self._closed:
+            return
+        self._ready[pace] = None
+        if not self._is_resuming:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(self._resume_soon)
+
+    def on_lower(self, pace: HostPace) -> None:
+        """The host is paused, or gets fewer requests than were sent: those that have not started must wait."""
+        if self._closed:
+            return
+        if pace in self._held:
+            self._set_timer()
+        if pace in self._used and pace.in_flight > pace.limit:
+            self._hold_back()
+
+    def grow_while_alive(self) -> None:
+        """Let hosts have more at once whose attempts take long, and do not fail."""
+        now = self._clock.monotonic()
+        for pace in list(self._held):
+            pace.grow_while_alive(now)
+
+    def drain(self) -> list[T]:
+        """Remove and return all references that wait."""
+        entries: list[T] = []
+        for pace, queue in self._held.items():
+            pace.wait(self, is_waiting=False)
+            entries += queue
+        self._held.clear()
+        self._ready.clear()
+        self._count = 0
+        return entries
+
+    def stop(self) -> None:
+        """Start nothing more, and forget the references that wait."""
+        self._closed = True
+        self.drain()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def close(self) -> None:
+        """Forget what was sent."""
+        self.stop()
+        now = self._clock.monotonic()
+        for pace in self._used:
+            pace.finish(self, pace.users.get(self, 0), now)
+        self._used.clear()
+
+    def _wanted(self, job: Job) -> bool:
+        """A limit that the job names is kept, and nothing is to be found."""
+        options = job.options
+        has_limits = options.rate_per_host is not None or options.concurrency_per_host is not None
+        is_auto = options.pace is Pace.AUTO and job.kind in PACED_KINDS
+        return self._paces is not None and is_auto and not has_limits
+
+    def _pace_of(self, ref: TaskRef) -> tuple[HostPace | None, str]:
+        """Return the pace of a reference's host, and how inputs with that host begin."""
+        assert self._paces is not None
+        text = ref.input
+        # The authority of a URL ends at the first slash after the two of its scheme, if not before.
+        prefix = text[: text.find("/", _AUTHORITY) + 1] if text.startswith('"http') else ""
+        known = self._prefixes.get(prefix)
+        if known is not None and not known.is_dropped:
+            return known, prefix
+        host = self._target(ref)
+        if host is None:
+            return None, "\0"
+        pace = self._paces.of(self._tenant, host)
+        if prefix:
+            if len(self._prefixes) >= _MAX_PREFIXES:
+                self._prefixes.clear()
+            self._prefixes[prefix] = pace
+        return pace, prefix or "\0"
+
+    def _hold(self, pace: HostPace, entry: T) -> None:
+        queue = self._held.get(pace)
+        if queue is None:
+            queue = self._held[pace] = RetryFirstQueue(self._ratio)
+            pace.wait(self, is_waiting=True)
+            now = self._clock.monotonic()
+            if pace.paused_until > now:
+                self._set_timer()
+            elif pace.room(self, now) > 0:
+                self._ready[pace] = None
+        queue.append(entry)
+        self._count += 1
+
+    def _start(self, pace: HostPace | None, count: int) -> None:
+        if pace is not None and count:
+            pace.start(self, count)
+            self._used.add(pace)
+
+    def _note_waiting(self, pace: HostPace, queue: RetryFirstQueue[T]) -> None:
+        """Give up the turn at a host, or wait for the next."""
+        pace.wait(self, is_waiting=bool(queue))
+        if not queue:
+            del self._held[pace]
+
+    def _resume_soon(self) -> None:
+        self._is_resuming = False
+        if self._ready and not self._closed:
+            self._resume()
+
+    def _set_timer(self) -> None:
+        """Look again when the first pause of a host ends for which references wait."""
+        now = self._clock.monotonic()
+        at = min((pace.paused_until for pace in self._held if pace.paused_until > now), default=inf)
+        if at == self._timer_at or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at < inf:
+            self._timer = self._spawn(self._end_pause(at - now))
+
+    async def _end_pause(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._timer, self._timer_at = None, inf
+        now = self._clock.monotonic()
+        for pace in self._held:
+            if pace.paused_until <= now:
+                self._ready[pace] = None
+        self._set_timer()
+        self._resume()
+
+
+def _by_pace(entries: Sequence[T]) -> Iterator[tuple[HostPace, int, int]]:
+    """Yield the pace of neighbours with the same one, and where they begin and end."""
+    first = 0
+    pace: HostPace | None = None
+    for at, entry in enumerate(entries):
+        if entry.pace is not pace:
+            if pace is not None:
+                yield pace, first, at
+            first, pace = at, entry.pace
+    if pace is not None:
+        yield pace, first, len(entries)

@@ -1,0 +1,178 @@
+"""The pace of a host, simulated: servers that degrade in several ways, on a clock of their own."""
+
+import heapq
+import random
+from collections.abc import Callable
+
+import pytest
+
+from conveyor.coordination.pace import LARGEST, START, HostPace
+
+WIDTH = 400
+
+
+class Lane:
+    """A lane that sends one reference at a time."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        self.width = self.bound = width
+        self.woken = 0
+        self.lowered = 0
+
+    def on_room(self, pace: HostPace) -> None:
+        self.woken += 1
+
+    def on_lower(self, pace: HostPace) -> None:
+        self.lowered += 1
+
+
+class Server:
+    """Answers within `base` seconds up to `capacity` requests at once, and more slowly beyond that: with `power` 1 its
+    throughput stays, as that of a queue, and with more it falls. Above `refuses` it answers 503 at once."""
+
+    def __init__(self, capacity: int, base: float, power: float = 1.0, refuses: float = 1e9) -> None:
+        self.busy = 0
+        self._capacity, self._base, self._power, self._refuses = capacity, base, power, refuses
+        self._random = random.Random(7)
+
+    def answer(self) -> tuple[bool, float]:
+        if self.busy > self._refuses:
+            return False, 0.005
+        load = max(1.0, self.busy / self._capacity)
+        return True, self._base * load**self._power * self._random.uniform(0.8, 1.2)
+
+
+class Figures:
+    def __init__(self, throughput: float, refused: int, limits: list[int]) -> None:
+        self.throughput, self.refused, self.limits = throughput, refused, limits
+
+
+def simulate(server: Server, seconds: float, fixed: int | None = None, lane: Lane | None = None) -> Figures:
+    lane = lane or Lane()
+    pace = HostPace("acme", "a.example")
+    answers: list[tuple[float, int, bool, float]] = []
+    now, sent, done, refused, limits = 0.0, 0, 0, 0, []
+    while now < seconds:
+        room = fixed - len(answers) if fixed else min(pace.room(lane, now), lane.width - len(answers))
+        for _ in range(room):
+            sent += 1
+            server.busy += 1
+            pace.start(lane, 1)
+            is_answered, elapsed = server.answer()
+            heapq.heappush(answers, (now + elapsed, sent, is_answered, elapsed))
+        now, _, is_answered, elapsed = heapq.heappop(answers)
+        server.busy -= 1
+        if is_answered:
+            done += 1
+            pace.learn(1, elapsed, now)
+        else:
+            refused += 1
+            pace.refuse(now)
+        pace.finish(lane, 1, now)
+        limits.append(int(pace.limit))
+    return Figures(done / now, refused, limits)
+
+
+DEGRADING: dict[str, Callable[[], Server]] = {
+    "queues above 20": lambda: Server(20, 0.05),
+    "thrashes above 20": lambda: Server(20, 0.05, 2.0),
+    "thrashes badly above 20": lambda: Server(20, 0.05, 3.0),
+    "refuses above 20": lambda: Server(1000, 0.05, refuses=20),
+    "queues above 20, refuses above 40": lambda: Server(20, 0.05, refuses=40),
+}
+
+
+@pytest.mark.parametrize("server", DEGRADING.values(), ids=DEGRADING.keys())
+def test_a_server_that_degrades_is_used_as_well_as_by_the_best_fixed_setting(server: Callable[[], Server]) -> None:
+    best = max(simulate(server(), 3, fixed).throughput for fixed in (10, 20, 22, 40))
+    found = simulate(server(), 20)
+    assert found.throughput >= 0.9 * best
+    assert found.refused <= 0.02 * found.throughput * 20, "next to nothing, while the pace is found"
+
+
+def test_a_fast_server_gets_the_whole_width_at_once() -> None:
+    unlimited = simulate(Server(1000, 0.002), 2, fixed=WIDTH)
+    found = simulate(Server(1000, 0.002), 2)
+    assert found.throughput >= 0.98 * unlimited.throughput
+    assert found.limits[2 * WIDTH] >= WIDTH, "after twice as many answers as run at once"
+
+
+def test_latency_that_does_not_depend_on_the_number_of_requests_is_no_reason_to_go_slow() -> None:
+    """Pages that take longer and longer: the pace gives in and goes on."""
+    pace, lane = HostPace("acme", "a.example"), Lane()
+    now = 0.0
+    for number in range(400):
+        room = pace.room(lane, now)
+        pace.start(lane, min(room, WIDTH))
+        now += 0.1
+        sent = pace.in_flight
+        pace.learn(sent, sent * (0.1 if number < 100 else 0.3), now)
+        pace.finish(lane, sent, now)
+    assert pace.limit > 100
+
+
+def test_retry_after_pauses_the_host_and_then_it_begins_with_a_fraction() -> None:
+    pace, lane = HostPace("acme", "a.example"), Lane()
+    now = 0.0
+    while pace.limit < 64:
+        pace.start(lane, pace.room(lane, now))
+        count = pace.in_flight
+        pace.learn(count, 0.05 * count, now)
+        pace.finish(lane, count, now)
+        now += 0.05
+    pace.start(lane, 64)
+    pace.wait(lane, is_waiting=True)
+    for _ in range(32):
+        pace.refuse(now, 30.0)
+    assert pace.room(lane, now + 29.9) == 0
+    assert lane.lowered > 0, "what was sent and has not started goes back"
+    pace.finish(lane, 64, now)
+    assert lane.woken == 0, "not before the pause is over"
+    assert 1 <= pace.room(lane, now + 30) <= 16
+    pace.wake(now + 30)
+    assert lane.woken == 1
+
+
+def test_single_failures_are_the_fault_of_single_urls() -> None:
+    pace, lane = HostPace("acme", "a.example"), Lane()
+    pace.start(lane, START)
+    pace.fail(1.0)
+    assert pace.limit == START
+    pace.fail(1.0)
+    assert pace.limit < START
+
+
+def test_lanes_share_the_limit_or_take_turns() -> None:
+    pace = HostPace("acme", "a.example")
+    first, second = Lane(), Lane()
+    pace.start(first, pace.room(first, 0.0))
+    pace.wait(first, is_waiting=True)
+    pace.wait(second, is_waiting=True)
+    assert (pace.room(first, 0.0), pace.room(second, 0.0)) == (0, 0)
+    pace.finish(first, 2, 0.0)
+    assert second.woken > 0
+    assert pace.room(first, 0.0) == 0, "it has more than its share"
+    assert pace.room(second, 0.0) == 2
+    many = [Lane() for _ in range(20)]
+    for lane in many:
+        pace.wait(lane, is_waiting=True)
+    pace.wait(first, is_waiting=False)
+    pace.wait(second, is_waiting=True)
+    assert [pace.room(lane, 0.0) for lane in (*many[:3], second)] == [1, 1, 0, 0]
+
+
+def test_a_lane_that_cannot_run_more_than_the_limit_may_send_ahead() -> None:
+    pace = HostPace("acme", "a.example")
+    assert pace.room(Lane(START), 0.0) == LARGEST
+    assert pace.room(Lane(START + 1), 0.0) == START
+
+
+def test_long_attempts_let_the_limit_grow_while_none_fails() -> None:
+    pace, lane = HostPace("acme", "a.example"), Lane()
+    pace.start(lane, START)
+    pace.grow_while_alive(1.0)
+    assert pace.limit == START
+    pace.grow_while_alive(2.0)
+    assert pace.limit == 2 * START
+    pace.grow_while_alive(10.0)
+    assert pace.limit == 2 * START, "it is not in use"
