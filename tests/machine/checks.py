@@ -70,7 +70,7 @@ def check_step(world: World) -> None:
 def check_at_rest(world: World) -> None:
     """Whenever nobody has anything to do until the next timer: no order waits at a fetcher that has no slot of its
     lane, nor where a slot is free, and lanes know what they have."""
-    world.wrong_at_rest += _idle_lanes(world) or _miscounted_lanes(world)
+    world.wrong_at_rest += _idle_lanes(world) or _miscounted_lanes(world) or _misdealt_slots(world)
 
 
 def _miscounted_lanes(world: World) -> list[str]:
@@ -91,6 +91,26 @@ def _miscounted_lanes(world: World) -> list[str]:
             wrong.append(f"pace: {lane.job.run.run_id} has {paced} in flight for {under_way} tasks")
         if (left := sum(chunk.left for chunk in chunks)) > known:
             wrong.append(f"references: {lane.job.run.run_id} leases {left} and knows where {known} are")
+    return wrong
+
+
+def _misdealt_slots(world: World) -> list[str]:
+    """Workers that run more attempts than they have slots, or leave slots unused that a lane was dealt."""
+    wrong = []
+    for node in _worker_nodes(world):
+        if node.worker is None:
+            continue
+        dealer, slots = node.worker._dealer, node.system.settings.worker_concurrency
+        lanes = dict.fromkeys((*dealer._used, *node.worker._lanes.values()))
+        attempts = sum(lane.active for lane in lanes if not isinstance(lane, RemoteLane))
+        attempts += sum(len(lane.running) for child in node.launcher.children for lane in child._lanes.values())
+        if attempts > slots:
+            wrong.append(f"slots: a worker runs {attempts} attempts in {slots} slots")
+        in_use = sum(lane.slots_in_use for lane in lanes)
+        if not attempts <= in_use <= dealer._in_use <= slots:
+            wrong.append(f"slots: {attempts} attempts, {in_use} of {slots} slots in use, {dealer._in_use} counted")
+        if dealer._owed and in_use < dealer._slots:
+            wrong.append(f"slots: {in_use} of {dealer._slots} in use, and {len(dealer._owed)} lanes wait for one")
     return wrong
 
 

@@ -12,6 +12,7 @@ from conveyor.model import Job, JobKind, RunId, TenantId
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.run_permits import PermitWish, RunPermits
 from conveyor.process.seats import Seats
+from conveyor.process.slot_times import SlotTimes
 from tests.support.clocks import ManualClock
 
 STEP = 0.25
@@ -47,7 +48,7 @@ class SimulatedWorker:
         self._slots = slots
         self._runs = runs
         self._clock = clock
-        self._round = 0
+        self._times = SlotTimes(STEP)
         self.held: dict[RunId, Job] = {}
         self._quiet_since: dict[RunId, float] = {}
         self._help_at: dict[RunId, float] = {}
@@ -72,12 +73,9 @@ class SimulatedWorker:
     async def _work(self) -> None:
         now = self._clock.monotonic()
         waiting = self._runs.waiting
-        demands = [
-            Demand(job.tenant, run_id, min(waiting[run_id], job.options.concurrency))
-            for run_id, job in self.held.items()
-        ]
-        self._round += 1
-        widths = deal(demands, self._slots, self._round)
+        self._times.update([(job.tenant, run_id) for run_id, job in self.held.items()], now)
+        demands = [self._demand(job, waiting[run_id]) for run_id, job in self.held.items()]
+        widths = deal(demands, self._slots)
         granted = await self._permits.acquire(
             {
                 run_slots(run_id): PermitWish(widths.get(run_id, 0), job.options.concurrency)
@@ -100,11 +98,20 @@ class SimulatedWorker:
             elif now - self._quiet_since.setdefault(run_id, now) >= _QUIET:
                 self._leave(run_id, _QUIET if is_starved else None)
 
+    def _demand(self, job: Job, waiting: int) -> Demand:
+        run_id = job.run.run_id
+        tenant_served, served = self._times.order(job.tenant, run_id)
+        return Demand(
+            job.tenant, run_id, min(waiting, job.options.concurrency), served=served, tenant_served=tenant_served
+        )
+
     def _do(self, run_id: RunId, count: int, now: float) -> None:
         if count:
             self._runs.started.setdefault(run_id, now)
             self._runs.waiting[run_id] -= count
-            self._runs.done[self.held[run_id].tenant] += count
+            tenant = self.held[run_id].tenant
+            self._runs.done[tenant] += count
+            self._times.charge(tenant, run_id, count * STEP)
 
     def _leave(self, run_id: RunId, delay: float | None) -> None:
         self._seats.leave(run_id, delay, was_busy=False)

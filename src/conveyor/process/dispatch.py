@@ -9,19 +9,22 @@ from conveyor.model import RunId, TenantId
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A run that could use up to `want` slots."""
+    """A run that could use up to `want` slots, and the slot time that it and its tenant have had (slot_times.py)."""
 
     tenant: TenantId
     run_id: RunId
     want: int
     priority: int = 0
+    served: float = 0.0
+    tenant_served: float = 0.0
 
 
-def deal(demands: Iterable[Demand], slots: int, round_number: int = 0) -> Mapping[RunId, int]:
+def deal(demands: Iterable[Demand], slots: int) -> Mapping[RunId, int]:
     """Deal slots one at a time, round robin over tenants and over each tenant's runs, so that neither a tenant with
-    many runs nor a run with many tasks gets more than its share. Among a tenant's runs, the highest priority goes
-    first. `round_number` rotates the first tenant and run, for when there are more runs than slots."""
-    hands = _hands(demands, round_number)
+    many runs nor a run with many tasks gets more than its share. The tenant that was served least goes first, and so
+    does its run that was served least, among those of the highest priority. Runs are returned in the order in which
+    they got their first slot."""
+    hands = _hands(demands)
     dealt: dict[RunId, int] = {}
     while slots > 0 and hands:
         runs = hands.popleft()
@@ -35,21 +38,13 @@ def deal(demands: Iterable[Demand], slots: int, round_number: int = 0) -> Mappin
     return dealt
 
 
-def _hands(demands: Iterable[Demand], round_number: int) -> deque[deque[Demand]]:
+def _hands(demands: Iterable[Demand]) -> deque[deque[Demand]]:
     by_tenant: dict[TenantId, list[Demand]] = {}
     for demand in demands:
         if demand.want > 0:
             by_tenant.setdefault(demand.tenant, []).append(demand)
-    # A tenant's runs rotate once every tenant has been first: in step with the tenants, some runs never would be.
-    rounds = round_number // max(1, len(by_tenant))
-    hands = deque(deque(_in_order(runs, rounds)) for runs in by_tenant.values())
-    hands.rotate(-round_number)
-    return hands
-
-
-def _in_order(runs: list[Demand], rounds: int) -> list[Demand]:
-    start = rounds % len(runs)
-    return sorted(runs[start:] + runs[:start], key=lambda demand: -demand.priority)
+    tenants = sorted(by_tenant.values(), key=lambda runs: runs[0].tenant_served)
+    return deque(deque(sorted(runs, key=lambda demand: (-demand.priority, demand.served))) for runs in tenants)
 
 
 def _requeue(runs: deque[Demand], demand: Demand) -> None:

@@ -74,6 +74,12 @@ class LaneOwner(Protocol):
     def request_tick(self) -> None:
         """Tick soon: the lane needs references, slots or a decision about a target."""
 
+    def on_slots_freed(self, lane: "Lane") -> None:
+        """Attempts beyond the lane's width have ended: their slots may go to other lanes."""
+
+    def on_slots_idle(self) -> None:
+        """A lane has no references for slots that it has."""
+
     async def on_superseded(self, chunk: LeasedChunk) -> None:
         """A newer attempt owns one task of this chunk and has a message of its own."""
 
@@ -169,6 +175,16 @@ class Lane(ABC):
         limit = self.job.options.concurrency
         promising = self._targets.count_promising(limit) + self._paced.count_promising(limit)
         return self.active + len(self._waiting) + promising
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that run, or at most how many: more than `width` if they began while the lane was wider."""
+        return self.active
+
+    @property
+    def slots_in_use(self) -> int:
+        """Slots that no other lane can have."""
+        return max(self.width, self.attempts)
 
     @property
     def is_busy(self) -> bool:

@@ -96,6 +96,10 @@ class LocalLane(Lane):
                 await self._attempt(taken)
         finally:
             self.active -= 1
+            if self.active >= self.width:
+                self._owner.on_slots_freed(self)
+            else:
+                self._owner.on_slots_idle()
             self._targets.request()
 
     def _take_batch(self) -> list[LeasedRef]:

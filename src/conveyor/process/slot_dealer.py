@@ -1,7 +1,8 @@
 """SlotDealer: deals a worker's slots to its lanes, within the limits of the fleet and of each run, and says which runs
 need more than the worker has."""
 
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from conveyor.clock import Clock
@@ -10,6 +11,7 @@ from conveyor.model import RunId
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.lane import Lane
 from conveyor.process.run_permits import PermitWish, RunPermits
+from conveyor.process.slot_times import SlotTimes
 from conveyor.settings import Settings
 
 # How long a lane keeps its slots while others wait for a turn.
@@ -23,7 +25,9 @@ ROLE = "role:worker"
 
 
 class SlotDealer:
-    """`ask_help` is called with a run that falls behind here."""
+    """An attempt starts only in a slot of its lane's width, and a lane is widened only by slots that are free. So no
+    more attempts than `worker_concurrency` run, and attempts beyond the width of a lane that had to make room keep
+    their slots until they end. `ask_help` is called with a run that falls behind here."""
 
     def __init__(
         self, settings: Settings, clock: Clock, permits: RunPermits, ask_help: Callable[[RunId], None]
@@ -32,27 +36,92 @@ class SlotDealer:
         self._clock = clock
         self._permits = permits
         self._help = ask_help
+        self._times = SlotTimes(_TURN_SECONDS)
+        # Slots to deal, as of the last deal; those in use, and by which lanes, with the time since when.
+        self._slots = settings.worker_concurrency
+        self._in_use = 0
+        self._used: dict[Lane, tuple[int, float]] = {}
+        # Lanes that were dealt more slots than were free, with their widths: the first gets the next slot.
+        self._owed: deque[tuple[Lane, int]] = deque()
+        # Whether lanes could use more slots than there are.
+        self.is_contended = False
 
     async def deal(self, lanes: Collection[Lane]) -> None:
         """Set the width of every lane."""
-        demands = {lane.job.run.run_id: _demand(lane) for lane in lanes}
-        slots = await self._slots(demands.values(), lanes)
-        # Not with every tick: what runs in a lane goes on when its slot goes to another one.
-        widths = deal(demands.values(), slots, int(self._clock.monotonic() / _TURN_SECONDS))
+        now = self._clock.monotonic()
+        for lane in dict.fromkeys((*self._used, *lanes)):
+            self._count(lane, now)
+        self._times.update([(lane.job.tenant, lane.job.run.run_id) for lane in lanes], now)
+        demands = {lane.job.run.run_id: self._demand(lane) for lane in lanes}
+        slots = await self._count_slots(demands.values())
+        dealt = deal(demands.values(), slots)
         granted = await self._permits.acquire(
             {
                 # The semaphore also counts what runs, so ask for more while attempts of a wider deal go on.
-                run_slots(run_id): PermitWish(max(widths.get(run_id, 0), lane.active), lane.job.options.concurrency)
+                run_slots(run_id): PermitWish(max(dealt.get(run_id, 0), lane.attempts), lane.job.options.concurrency)
                 for run_id, lane in ((lane.job.run.run_id, lane) for lane in lanes)
             }
         )
+        self._slots = slots
+        self.is_contended = sum(demand.want for demand in demands.values()) > slots
+        self._set_widths(lanes, {run_id: min(count, granted[run_slots(run_id)]) for run_id, count in dealt.items()})
         is_fleet_full = slots < self._settings.worker_concurrency
         for lane in lanes:
             run_id = lane.job.run.run_id
-            width, permits = widths.get(run_id, 0), granted[run_slots(run_id)]
-            lane.set_width(min(width, permits))
+            width, permits = dealt.get(run_id, 0), granted[run_slots(run_id)]
             lane.note_starved(is_starved=width > 0 and permits == 0)
             self.note_behind(lane, is_behind=width < demands[run_id].want and permits >= width and not is_fleet_full)
+
+    def on_slots_freed(self, lane: Lane) -> None:
+        """Attempts beyond the lane's width have ended: pass their slots on."""
+        now = self._clock.monotonic()
+        self._count(lane, now)
+        free = self._slots - self._in_use
+        widths: dict[Lane, int] = {}
+        while free > 0 and self._owed:
+            free -= 1
+            lane, width = self._owed.popleft()
+            widths[lane] = widths.get(lane, lane.width) + 1
+            if widths[lane] < width:
+                self._owed.append((lane, width))
+        for lane, width in widths.items():
+            lane.set_width(width)
+            self._count(lane, now)
+
+    def forget(self, lane: Lane) -> None:
+        """The lane stops: it gets no more slots. Those of its attempts are free when they end."""
+        self._owed = deque(owed for owed in self._owed if owed[0] is not lane)
+
+    def _set_widths(self, lanes: Collection[Lane], widths: Mapping[RunId, int]) -> None:
+        """Narrow lanes, then widen others by the slots that are free, in the order of `widths`."""
+        now = self._clock.monotonic()
+        self._owed.clear()
+        by_run = {lane.job.run.run_id: lane for lane in lanes}
+        for run_id, lane in by_run.items():
+            if (width := widths.get(run_id, 0)) <= lane.width:
+                lane.set_width(width)
+            self._count(lane, now)
+        for run_id, width in widths.items():
+            lane = by_run[run_id]
+            if width > lane.width:
+                free = max(0, self._slots - self._in_use)
+                # What the lane has in use beyond its width is its own.
+                lane.set_width(min(width, lane.slots_in_use + free))
+                self._count(lane, now)
+            if width > lane.width:
+                self._owed.append((lane, width))
+
+    def _count(self, lane: Lane, now: float) -> None:
+        """Charge for the slots that the lane had in use since it was counted last, and count those that it has now."""
+        used, since = self._used.get(lane, (0, now))
+        if used:
+            self._times.charge(lane.job.tenant, lane.job.run.run_id, used * (now - since))
+        in_use = lane.slots_in_use
+        self._in_use += in_use - used
+        if in_use:
+            self._used[lane] = in_use, now
+        elif used:
+            del self._used[lane]
 
     def note_behind(self, lane: Lane, *, is_behind: bool) -> None:
         """Let another worker join a run that has had too few slots here for a while."""
@@ -74,15 +143,16 @@ class SlotDealer:
             left -= min(max(1, lane.demand), lane.job.options.concurrency)
         return left > 0
 
-    async def _slots(self, demands: Collection[Demand], lanes: Collection[Lane]) -> int:
+    async def _count_slots(self, demands: Collection[Demand]) -> int:
         """Return how many tasks this worker may run at once: within its own limit and the fleet's."""
         own, fleet = self._settings.worker_concurrency, self._settings.fleet_concurrency
         if fleet == 0:
             return own
-        want = max(min(own, sum(demand.want for demand in demands)), sum(lane.active for lane in lanes))
+        want = max(min(own, sum(demand.want for demand in demands)), self._in_use)
         return min(own, (await self._permits.acquire({ROLE: PermitWish(want, fleet)}))[ROLE])
 
-
-def _demand(lane: Lane) -> Demand:
-    job = lane.job
-    return Demand(job.tenant, job.run.run_id, min(lane.demand, job.options.concurrency), job.options.priority)
+    def _demand(self, lane: Lane) -> Demand:
+        job = lane.job
+        tenant_served, served = self._times.order(job.tenant, job.run.run_id)
+        want = min(lane.demand, job.options.concurrency)
+        return Demand(job.tenant, job.run.run_id, want, job.options.priority, served, tenant_served)

@@ -181,6 +181,8 @@ class Worker:
         """Give running attempts a moment, record their outcomes, release everything else."""
         lanes = list(self._lanes.values())
         self._lanes.clear()
+        for lane in lanes:
+            self._dealer.forget(lane)
         unfinished = await asyncio.gather(*(lane.stop(_DRAIN_SECONDS) for lane in lanes))
         self._recorder.close()
         if self._recording is not None:
@@ -210,6 +212,15 @@ class Worker:
     def request_tick(self) -> None:
         """Tick soon."""
         self.wake()
+
+    def on_slots_freed(self, lane: Lane) -> None:
+        """Attempts beyond the lane's width have ended: their slots may go to other lanes."""
+        self._dealer.on_slots_freed(lane)
+
+    def on_slots_idle(self) -> None:
+        """A lane has no references for slots that it has: receive some, or deal its slots to others that wait."""
+        if self._dealer.is_contended:
+            self.wake()
 
     def on_message(self, queue: QueueName) -> None:
         """A message was sent to this queue, or has arrived from it."""
@@ -398,7 +409,9 @@ class Worker:
     async def _drop(self, lane: Lane) -> None:
         self._lanes.pop(lane.job.run.run_id, None)
         self._permits.forget(run_slots(lane.job.run.run_id))
+        self._dealer.forget(lane)
         self._dropped.add(lane, await lane.stop(0.0))
+        self._dealer.on_slots_freed(lane)
         self.wake()
 
     async def _shed_long_tasks(self) -> None:

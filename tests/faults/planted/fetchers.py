@@ -144,7 +144,17 @@ def text_of_handlers_is_passed_on_as_it_is(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "storable_text", lambda text, longest: text[:longest])
 
 
+def attempts_of_a_wider_lane_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The slots of a lane that was narrowed count as free at once."""
+    patch.setattr(fetchers.LaneShare, "attempts", property(lambda share: min(share.width, share.owed)))
+
+
 PLANTED = [
+    Planted(
+        "attempts beyond the width of a lane at a fetcher are not counted",
+        attempts_of_a_wider_lane_are_not_counted,
+        test_fetchers.test_attempts_beyond_a_narrower_lane_count_until_they_end,
+    ),
     Planted(
         "all runners of a lane leave in one step",
         all_runners_leave,

@@ -1,7 +1,7 @@
 """Bugs of lanes and of what they share with other workers: limits for each target, and breakers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from conveyor.accept import control
 from conveyor.coordination import limits
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import LEVELS
+from conveyor.model import RunId
 from conveyor.process import feeder, limit_requests, target_queue
 from conveyor.process.chunk_decision import ChunkDecision
 from conveyor.process.executors.fetch.remote_lane import RemoteLane
@@ -19,13 +20,14 @@ from conveyor.process.lane import Lane, LeasedRef
 from conveyor.process.limit_requests import LimitRequests
 from conveyor.process.local_lane import LocalLane
 from conveyor.process.recorder import LeasedChunk, Recorder
+from conveyor.process.slot_dealer import SlotDealer
 from conveyor.process.target_queue import TargetQueue
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_blocked_jobs, test_lanes, test_lost_workers
 from tests.support.small_fleet import Recording, open_fleet
 from tests.unit.coordination import test_breaker
-from tests.unit.process import test_target_queues
+from tests.unit.process import test_slot_dealer, test_target_queues
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -183,7 +185,33 @@ def dead_letter_what_ran_at_a_death(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(feeder, "decide", decided)
 
 
+def slots_in_use_are_dealt(patch: pytest.MonkeyPatch) -> None:
+    """A lane is as wide at once as it was dealt slots, whether or not attempts of others have them."""
+
+    def set_widths(self: SlotDealer, lanes: Collection[Lane], widths: Mapping[RunId, int]) -> None:
+        for lane in lanes:
+            lane.set_width(widths.get(lane.job.run.run_id, 0))
+            self._count(lane, self._clock.monotonic())
+
+    patch.setattr(SlotDealer, "_set_widths", set_widths)
+
+
+def slots_wait_for_the_next_tick(patch: pytest.MonkeyPatch) -> None:
+    """A slot whose attempt ended goes to no lane before the next tick."""
+    patch.setattr(SlotDealer, "on_slots_freed", lambda dealer, lane: dealer._count(lane, dealer._clock.monotonic()))
+
+
 PLANTED = [
+    Planted(
+        "slots are dealt that attempts of other lanes have",
+        slots_in_use_are_dealt,
+        test_slot_dealer.test_a_slot_goes_to_who_waits_when_an_attempt_ends,
+    ),
+    Planted(
+        "a slot that is free waits for the next tick",
+        slots_wait_for_the_next_tick,
+        test_slot_dealer.test_a_slot_goes_to_who_waits_when_an_attempt_ends,
+    ),
     Planted(
         "a task that ran when its worker was killed is poison",
         dead_letter_what_ran_at_a_death,

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.model import RunId, TenantId
 from conveyor.process.dispatch import Demand, deal
+from conveyor.process.slot_times import SlotTimes
 
 
 @st.composite
@@ -34,13 +36,12 @@ def by_tenant(demands: list[Demand], dealt: Mapping[RunId, int]) -> dict[TenantI
     return totals
 
 
-any_turn = st.integers(0, 1000)
 any_slots = st.integers(0, 60)
 
 
-@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots, turn=any_turn)
-def test_no_more_than_there_is_and_none_is_left_unused(demands: list[Demand], slots: int, turn: int) -> None:
-    dealt = deal(demands, slots, turn)
+@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots)
+def test_no_more_than_there_is_and_none_is_left_unused(demands: list[Demand], slots: int) -> None:
+    dealt = deal(demands, slots)
     wanted = sum(demand.want for demand in demands)
     assert sum(dealt.values()) == min(slots, wanted)
     for demand in demands:
@@ -48,18 +49,18 @@ def test_no_more_than_there_is_and_none_is_left_unused(demands: list[Demand], sl
     assert set(dealt) <= {demand.run_id for demand in demands}
 
 
-@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots, turn=any_turn)
-def test_tenants_share_max_min_within_one(demands: list[Demand], slots: int, turn: int) -> None:
+@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots)
+def test_tenants_share_max_min_within_one(demands: list[Demand], slots: int) -> None:
     """Nobody has two more than a tenant that could use another."""
-    totals = by_tenant(demands, deal(demands, slots, turn))
+    totals = by_tenant(demands, deal(demands, slots))
     for want, got in totals.values():
         if got < want:
             assert all(other <= got + 1 for _, other in totals.values())
 
 
-@given(demands=demand_lists(), slots=any_slots, turn=any_turn)
-def test_runs_of_one_tenant_share_within_one(demands: list[Demand], slots: int, turn: int) -> None:
-    dealt = deal(demands, slots, turn)
+@given(demands=demand_lists(), slots=any_slots)
+def test_runs_of_one_tenant_share_within_one(demands: list[Demand], slots: int) -> None:
+    dealt = deal(demands, slots)
     for hungry in demands:
         got = dealt.get(hungry.run_id, 0)
         if got < hungry.want:
@@ -67,43 +68,52 @@ def test_runs_of_one_tenant_share_within_one(demands: list[Demand], slots: int, 
             assert all(dealt.get(each.run_id, 0) <= got + 1 for each in siblings)
 
 
-@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots, turn=any_turn)
-def test_a_higher_priority_is_satisfied_first(demands: list[Demand], slots: int, turn: int) -> None:
-    dealt = deal(demands, slots, turn)
+@given(demands=demand_lists(st.integers(-2, 2)), slots=any_slots)
+def test_a_higher_priority_is_satisfied_first(demands: list[Demand], slots: int) -> None:
+    dealt = deal(demands, slots)
     for high in demands:
         for low in demands:
             if low.tenant == high.tenant and low.priority < high.priority and dealt.get(low.run_id, 0) > 0:
                 assert dealt.get(high.run_id, 0) == high.want
 
 
-@given(demands=demand_lists(st.integers(-2, 2)), slots=st.integers(1, 60), turn=any_turn)
-def test_a_priority_is_of_its_tenant_only(demands: list[Demand], slots: int, turn: int) -> None:
-    totals = by_tenant(demands, deal(demands, slots, turn))
+@given(demands=demand_lists(st.integers(-2, 2)), slots=st.integers(1, 60))
+def test_a_priority_is_of_its_tenant_only(demands: list[Demand], slots: int) -> None:
+    totals = by_tenant(demands, deal(demands, slots))
     hungry = [tenant for tenant, (want, _) in totals.items() if want > 0]
     if slots >= len(hungry):
         assert all(totals[tenant][1] > 0 for tenant in hungry)
 
 
 @settings(max_examples=300)
-@given(demands=demand_lists(), slots=st.integers(1, 8), start=any_turn)
-def test_taking_turns_serves_every_run(demands: list[Demand], slots: int, start: int) -> None:
+@given(demands=demand_lists(), slots=st.integers(1, 8))
+def test_who_was_served_least_is_next(demands: list[Demand], slots: int) -> None:
     """With fewer slots than runs, each has had one after as many turns as there are tenants times runs of one."""
     hungry = {demand.run_id for demand in demands if demand.want > 0}
     tenants = {demand.tenant for demand in demands}
     most_runs = max(sum(each.tenant == tenant for each in demands) for tenant in tenants)
+    times = SlotTimes(1.0)
     served: set[RunId] = set()
-    for turn in range(start, start + 2 * len(tenants) * most_runs):
-        served |= {run for run, got in deal(demands, slots, turn).items() if got}
+    for turn in range(len(tenants) * most_runs):
+        times.update([(demand.tenant, demand.run_id) for demand in demands], float(turn))
+        dealt = deal([in_order(demand, times) for demand in demands], slots)
+        for demand in demands:
+            times.charge(demand.tenant, demand.run_id, dealt.get(demand.run_id, 0))
+        served |= dealt.keys()
     assert served == hungry
 
 
-@given(turn=any_turn)
-def test_a_small_job_beside_a_huge_one_gets_its_slots_at_once(turn: int) -> None:
+def in_order(demand: Demand, times: SlotTimes) -> Demand:
+    tenant_served, served = times.order(demand.tenant, demand.run_id)
+    return msgspec.structs.replace(demand, served=served, tenant_served=tenant_served)
+
+
+def test_a_small_job_beside_a_huge_one_gets_its_slots_at_once() -> None:
     for tenants in (("acme", "acme"), ("acme", "other")):
         huge = Demand(TenantId(tenants[0]), RunId("huge"), 1_000_000)
         small = Demand(TenantId(tenants[1]), RunId("small"), 10)
-        assert deal([huge, small], 256, turn) == {RunId("huge"): 246, RunId("small"): 10}
-        assert deal([small, huge], 16, turn) == {RunId("huge"): 8, RunId("small"): 8}
+        assert deal([huge, small], 256) == {RunId("huge"): 246, RunId("small"): 10}
+        assert deal([small, huge], 16) == {RunId("huge"): 8, RunId("small"): 8}
 
 
 def test_a_tenant_with_many_runs_has_one_share() -> None:

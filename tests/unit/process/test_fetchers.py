@@ -77,6 +77,9 @@ class FakeLane:
     def on_lost(self, held: list[Any]) -> None:
         self.waiting.extendleft(reversed(held))
 
+    def on_narrowed(self) -> None:
+        self.set_width(self.width)
+
     def _send(self) -> None:
         room = self._fetchers.capacity(self)
         self._fetchers.start(self, [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))])
@@ -155,6 +158,37 @@ async def test_a_fetcher_with_free_slots_gets_what_waits_at_another() -> None:
         bench.launcher.end(100)
         await idle()
         assert [executor.running() for executor in bench.launcher.executors[1:]] == [1, 1]
+
+
+async def test_attempts_beyond_a_narrower_lane_count_until_they_end() -> None:
+    async with at_work(2) as bench:
+        line = FakeLane(bench.fetchers, bench.clock, 40)
+        line.set_width(8)
+        await idle()
+        line.set_width(2)
+        assert bench.fetchers.attempts(line) == 8, "before the fetchers know of it"
+        await idle()
+        for left in (6, 4, 2, 2):
+            bench.launcher.end(1)
+            await idle()
+            assert (bench.launcher.running(), bench.fetchers.attempts(line)) == (left, left)
+
+
+async def test_a_fetcher_that_is_new_waits_for_slots_of_the_others() -> None:
+    async with at_work(2) as bench:
+        line = FakeLane(bench.fetchers, bench.clock, 40)
+        bench.launcher.processes[0].kill()
+        await idle()
+        line.set_width(4)
+        await bench.passing(1.0)
+        line.set_width(4)
+        await idle()
+        assert bench.launcher.running() == 4
+        for _ in range(8):
+            bench.launcher.end(1)
+            await idle()
+            assert bench.launcher.running() == 4
+        assert [executor.running() for executor in bench.launcher.executors[1:]] == [2, 2]
 
 
 async def test_an_order_that_nothing_runs_is_noticed_though_others_are_answered() -> None:
@@ -323,6 +357,8 @@ def _check(bench: Bench, lines: list[FakeLane]) -> None:
     for line in lines:
         running = sum(executor.running(line.job) for executor in bench.launcher.executors)
         assert running >= min(line.width, line.total - len(line.done))
+        # The worker knows how many run, at most: those slots are not free.
+        assert running <= max(line.width, bench.fetchers.attempts(line)) == max(line.width, running)
     # What is assumed here of each process is what it was told.
     for member in bench.fetchers.members:
         child = next(

@@ -12,7 +12,7 @@ from conveyor.engines.queue import QueueName
 from conveyor.errors import EngineFailed
 from conveyor.model import InputJson, Job, JobKind, Outcome, TaskError, TaskRef
 from conveyor.process.executors import LocalExecutor
-from conveyor.process.lane import LaneTools, LeasedRef
+from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.local_lane import LocalLane
 from conveyor.process.recorder import LeasedChunk
 from conveyor.process.retry import WORKER_LOST
@@ -104,11 +104,19 @@ class StubGate:
 class StubOwner:
     def __init__(self) -> None:
         self.ticks = 0
+        self.freed = 0
+        self.idle = 0
         self.superseded: list[str] = []
         self.poisoned: list[tuple[int, str]] = []
 
     def request_tick(self) -> None:
         self.ticks += 1
+
+    def on_slots_freed(self, lane: Lane) -> None:
+        self.freed += 1
+
+    def on_slots_idle(self) -> None:
+        self.idle += 1
 
     async def on_superseded(self, chunk: LeasedChunk) -> None:
         self.superseded.append(chunk.receipt)
@@ -174,9 +182,11 @@ async def test_no_more_runners_than_the_width() -> None:
     await bench.run(width=4)
     assert (len(bench.executor.batches), bench.lane.active, bench.lane.demand) == (4, 4, 10)
     await bench.run(width=2)
+    assert (bench.lane.slots_in_use, bench.owner.freed) == (4, 0), "what runs goes on in its slots"
     gate.set()
     await idle()
     assert len(bench.recorder.outcomes) == 10
+    assert (bench.lane.slots_in_use, bench.owner.freed) == (2, 2)
     await bench.lane.stop(0.0)
 
 

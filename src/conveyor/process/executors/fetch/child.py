@@ -29,6 +29,7 @@ from conveyor.process.executors.fetch.frames import (
     FrameWriter,
     Order,
     Orders,
+    RunningReport,
     decode_order,
     read_frame,
     write_frame,
@@ -53,9 +54,12 @@ class ChildLane:
     """The orders of one lane of a worker. Between two steps of the loop, either `width` of them run or none waits; a
     lane with width 0 has none that wait."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, number: int, job: Job) -> None:
+        self.number = number
         self.job = job
         self.width = 0
+        # Of a lane in which more orders may run than its width: what the worker calls the last change of the width.
+        self.narrowing = 0
         self.waiting: deque[Order] = deque()
         self.running: set[asyncio.Task[None]] = set()
 
@@ -90,15 +94,23 @@ class ChildFetcher:
         lane = self._lanes.get(orders.lane)
         if lane is None:
             assert orders.job is not None
-            lane = self._lanes[orders.lane] = ChildLane(orders.job)
+            lane = self._lanes[orders.lane] = ChildLane(orders.lane, orders.job)
         elif orders.job is not None:
             lane.job = orders.job
-        lane.width = orders.width
+        lane.width, lane.narrowing = orders.width, orders.narrowing
         lane.waiting.extend(orders.orders)
         if lane.width == 0:
             # Other fetchers have the whole width now and can run these.
             self._hand_back(lane)
         self._fill(lane)
+        self._report(lane)
+
+    def _report(self, lane: ChildLane) -> None:
+        """Tell the worker how many orders run in a lane that was narrowed: it waits for their slots."""
+        if lane.narrowing:
+            self._packer.report(RunningReport(lane.number, lane.narrowing, len(lane.running)))
+            if len(lane.running) <= lane.width:
+                lane.narrowing = 0
 
     def _fill(self, lane: ChildLane) -> None:
         """Start waiting orders, up to the width."""
@@ -144,6 +156,7 @@ class ChildFetcher:
             lane.running.discard(runner)
             self._runners -= 1
             self._fill(lane)
+            self._report(lane)
 
     async def _attempt(self, lane: ChildLane, order: Order) -> None:
         """Run one order and answer it in any case: the worker would wait for the answer until it kills the process."""

@@ -21,6 +21,7 @@ from conveyor.process.executors.fetch.frames import (
     Order,
     Orders,
     OutcomePack,
+    RunningReport,
     StoredPages,
     decode_pack,
     outcomes_of,
@@ -72,20 +73,39 @@ class Port(Protocol):
     def on_lost(self, entries: list[Any]) -> None:
         """A fetcher died with these references."""
 
+    def on_narrowed(self) -> None:
+        """Attempts have ended that began while the lane was wider."""
+
 
 class LaneShare:
-    """One lane at one fetcher: the width and job that it was sent, and how many outcomes it owes."""
+    """One lane at one fetcher: the width and job that it was sent, how many outcomes it owes, and at most how many
+    attempts it runs."""
 
-    __slots__ = ("heard_at", "job", "owed", "patience", "port", "width")
+    __slots__ = ("heard_at", "job", "most", "narrowing", "owed", "patience", "port", "width")
 
     def __init__(self, port: Port) -> None:
         self.port = port
         self.width = 0
         self.job: Job | None = None
         self.owed = 0
+        # More than the width if it was wider and has not reported since that those attempts ended.
+        self.most = 0
+        # Numbers the changes of the width, so that a report about an earlier one is not taken for the last.
+        self.narrowing = 0
         # When it last answered for the lane, or got references when it owed none; how long it may be silent.
         self.heard_at = 0.0
         self.patience = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """At most how many attempts run."""
+        return min(self.most, self.owed)
+
+    def set_width(self, width: int) -> None:
+        if width != self.width:
+            self.narrowing += 1
+        self.most = max(self.attempts, width)
+        self.width = width
 
 
 class FetcherProcess:
@@ -139,6 +159,11 @@ class FetcherProcess:
         share = self._shares.get(port.number)
         return 0 if share is None else share.owed
 
+    def attempts(self, port: Port) -> int:
+        """Return at most how many attempts of this lane it runs."""
+        share = self._shares.get(port.number)
+        return 0 if share is None else share.attempts
+
     def send(self, port: Port, width: int, entries: Sequence[LeasedReference]) -> None:
         """Send references, or a changed width or job of the lane."""
         if self._writer is None or not self.ready.is_set():
@@ -151,7 +176,8 @@ class FetcherProcess:
         new_job = None if share.job is not None and share.job.options == port.job.options else port.job
         if not entries and new_job is None and width == share.width:
             return
-        share.width, share.job = width, port.job
+        share.set_width(width)
+        share.job = port.job
         if share.owed == 0:
             share.heard_at, share.patience = self._reading_time(), 0.0
         refs = [entry.ref for entry in entries]
@@ -162,7 +188,8 @@ class FetcherProcess:
         self._sent.update(zip(numbers, [(port, entry) for entry in entries], strict=True))
         orders = list(map(Order, numbers, refs))
         share.owed += len(orders)
-        write_frame(self._writer, Orders(port.number, width, orders, new_job))
+        narrowing = share.narrowing if share.most > width else 0
+        write_frame(self._writer, Orders(port.number, width, orders, new_job, narrowing))
 
     def watch(self) -> None:
         """Kill the process if it owes outcomes of a lane and was silent about that lane for longer than an attempt can
@@ -257,7 +284,15 @@ class FetcherProcess:
         for port, entries in dropped.items():
             self._settle(port, len(entries))
             port.on_dropped(entries)
+        for report in pack.reports:
+            self._note_running(report)
         return list(ports)
+
+    def _note_running(self, report: RunningReport) -> None:
+        share = self._shares.get(report.lane)
+        if share is not None and share.narrowing == report.narrowing:
+            share.most = max(share.width, report.running)
+            share.port.on_narrowed()
 
     def _pages_by_port(self, pages: StoredPages) -> Iterator[tuple[Port, list[LeasedReference], StoredPages]]:
         """Stored pages by lane, without those whose orders were dropped. Nearly always they are all of one lane."""
@@ -337,6 +372,10 @@ class Fetchers(Executor):
         """Return how many more references of this lane the fetchers take now."""
         return sum(max(0, member.capacity(port, width)) for member, width in self._shares(port))
 
+    def attempts(self, port: Port) -> int:
+        """Return at most how many attempts of this lane run."""
+        return sum([member.attempts(port) for member in self.members])
+
     def update_width(self, port: Port) -> None:
         """Send each fetcher its share of the lane's present width."""
         for member, width in self._shares(port):
@@ -375,7 +414,21 @@ class Fetchers(Executor):
         share, rest = divmod(port.width, len(ready))
         # Lanes of width 1 do not all go to the same fetcher.
         first = port.number % len(ready)
-        return [(member, share + (((at - first) % len(ready)) < rest)) for at, member in enumerate(ready)]
+        widths = [share + (((at - first) % len(ready)) < rest) for at in range(len(ready))]
+        return list(zip(ready, _within(widths, [member.attempts(port) for member in ready]), strict=True))
+
+
+def _within(widths: list[int], attempts: list[int]) -> list[int]:
+    """Lower widths of fetchers while attempts beyond the width of others have not ended."""
+    excess = sum([max(0, running - width) for width, running in zip(widths, attempts, strict=True)])
+    if not excess:
+        return widths
+    lowered = []
+    for width, running in zip(widths, attempts, strict=True):
+        less = min(excess, max(0, width - running))
+        excess -= less
+        lowered.append(width - less)
+    return lowered
 
 
 def _parts(count: int, slots: Sequence[int], capacities: Sequence[int]) -> list[int]:

@@ -45,12 +45,14 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True, tag="orders"):
-    """References of one lane, of which at most `width` run at once. `job` is set when it is new or has changed."""
+    """References of one lane, of which at most `width` run at once. `job` is set when it is new or has changed. More
+    may run that began when the lane was wider: with a `narrowing`, the fetcher reports how many, until they ended."""
 
     lane: int
     width: int
     orders: list[Order]
     job: Job | None = None
+    narrowing: int = 0
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
@@ -99,6 +101,14 @@ class StoredPages(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
 
+class RunningReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many orders of a lane run after it was narrowed."""
+
+    lane: int
+    narrowing: int
+    running: int
+
+
 class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
     """Outcomes of about the same time, and orders that were dropped before they started."""
 
@@ -106,6 +116,7 @@ class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
     bodies: bytes
     dropped: list[int]
     pages: list[StoredPages] = []
+    reports: list[RunningReport] = []
 
 
 def outcomes_of(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:

@@ -18,7 +18,14 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.body_coding import INLINE_PAGE, LARGE, deflate, is_compressed, is_worth_deflating
 from conveyor.model import Job, Outcome, ResultLayout, RunId, StoredAs, TaskError
 from conveyor.process.body_store import new_key
-from conveyor.process.executors.fetch.frames import FrameWriter, OutcomePack, PackedOutcome, StoredPages, write_frame
+from conveyor.process.executors.fetch.frames import (
+    FrameWriter,
+    OutcomePack,
+    PackedOutcome,
+    RunningReport,
+    StoredPages,
+    write_frame,
+)
 from conveyor.process.outcomes import detail_json, with_pages
 from conveyor.states import TaskStatus
 
@@ -203,6 +210,10 @@ class Packer:
     def hand_back(self, numbers: list[int]) -> None:
         """Return orders that have not started."""
         write_frame(self._writer, OutcomePack([], b"", numbers))
+
+    def report(self, report: RunningReport) -> None:
+        """Report how many orders of a lane run. Outcomes do not wait for it, nor it for them."""
+        write_frame(self._writer, OutcomePack([], b"", [], [], [report]))
 
     def _is_page(self, job: Job, outcome: Outcome, length: int) -> bool:
         """Whether the body belongs into a segment. The worker decides about failures, which it may retry, about bodies

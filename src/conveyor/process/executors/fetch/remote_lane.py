@@ -39,6 +39,8 @@ class RemoteLane(Lane):
         self._begun = 0
         self._idle = asyncio.Event()
         self._stopping = False
+        # Whether attempts may run beyond the width.
+        self._is_over = False
         # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
         self._sending: asyncio.Task[None] | None = None
         # Calls of the job's `extract`, and the bytes of their pages; set when one of them is done.
@@ -46,10 +48,15 @@ class RemoteLane(Lane):
         self._extracting_bytes = 0
         self._extracted = asyncio.Event()
 
+    @property
+    def attempts(self) -> int:
+        return self._fetchers.attempts(self)
+
     def set_width(self, width: int) -> None:
         self.width = width
         # Fetchers need the width even when there is nothing to send.
         self._fetchers.update_width(self)
+        self._is_over = self.attempts > width
         self._send()
         if not self._waiting:
             self._fetchers.balance(self)
@@ -173,6 +180,12 @@ class RemoteLane(Lane):
         self._gate.release(entries)
         self._lose(entries)
 
+    def on_narrowed(self) -> None:
+        if not self._stopping:
+            # Fetchers whose share was kept low meanwhile may have it now.
+            self.set_width(self.width)
+        self._owner.on_slots_freed(self)
+
     def _return(self, entries: list[LeasedRef]) -> None:
         """Count references as no longer sent and free the slots of their targets."""
         self._count_sent(-len(entries))
@@ -180,6 +193,11 @@ class RemoteLane(Lane):
         for entry in entries:
             if entry.slot is not None:
                 self._targets.free_slot(entry)
+        if self._is_over:
+            self._is_over = self.attempts > self.width
+            self._owner.on_slots_freed(self)
+        if self._sent < self.width and not self._waiting:
+            self._owner.on_slots_idle()
 
     def _count_sent(self, change: int) -> None:
         self._sent += change

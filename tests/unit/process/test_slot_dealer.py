@@ -1,0 +1,174 @@
+"""The slot dealer: attempts never exceed the slots of the worker, no slot is idle while a lane waits for one, and those
+that were served least are next."""
+
+from collections import Counter
+from random import Random
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conveyor.engines.sqlite.coordinator import SqliteCoordinator
+from conveyor.model import Job, RunId, TenantId
+from conveyor.process.run_permits import RunPermits
+from conveyor.process.slot_dealer import SlotDealer
+from conveyor.settings import Settings
+from tests.support.clocks import ManualClock
+from tests.support.fleet_simulation import jain_index
+from tests.support.make_jobs import make_job
+
+
+class StubLane:
+    """A lane whose attempts end when the test says so."""
+
+    def __init__(self, job: Job, waiting: int, pool: "Pool") -> None:
+        self.job = job
+        self.waiting = waiting
+        self.width = 0
+        self.active = 0
+        self.help_at = 0.0
+        self._pool = pool
+
+    @property
+    def demand(self) -> int:
+        return self.active + self.waiting
+
+    @property
+    def attempts(self) -> int:
+        return self.active
+
+    @property
+    def slots_in_use(self) -> int:
+        return max(self.width, self.active)
+
+    def set_width(self, width: int) -> None:
+        self.width = width
+        while self.active < self.width and self.waiting:
+            self.waiting -= 1
+            self.active += 1
+            self._pool.on_started(self)
+
+    def note_starved(self, *, is_starved: bool) -> None:
+        pass
+
+    def end_attempt(self) -> None:
+        """As a runner does: it goes on while the lane is wide enough."""
+        self.active -= 1
+        if self.active < self.width:
+            self.set_width(self.width)
+        else:
+            self._pool.dealer.on_slots_freed(cast(Any, self))
+
+
+class Pool:
+    """One worker's slots and lanes."""
+
+    def __init__(self, slots: int, fleet: int = 0) -> None:
+        self.slots = slots
+        self.clock = ManualClock()
+        coordinator = SqliteCoordinator(cast(Any, None), self.clock)
+        permits = RunPermits(coordinator, self.clock, "worker", 60.0)
+        given = Settings.load({}, worker_concurrency=slots, fleet_concurrency=fleet)
+        self.dealer = SlotDealer(given, self.clock, permits, lambda run_id: None)
+        self.lanes: list[StubLane] = []
+        self.started: Counter[str] = Counter()
+        self.runs: Counter[RunId] = Counter()
+
+    def add(self, tenant: str, waiting: int, concurrency: int = 64) -> StubLane:
+        job = make_job(self.clock, tenant=TenantId(tenant), concurrency=concurrency)
+        self.lanes.append(StubLane(job, waiting, self))
+        return self.lanes[-1]
+
+    def on_started(self, lane: StubLane) -> None:
+        self.started[lane.job.tenant] += 1
+        self.runs[lane.job.run.run_id] += 1
+        assert self.attempts <= self.slots
+
+    @property
+    def attempts(self) -> int:
+        return sum(lane.active for lane in self.lanes)
+
+    async def deal(self) -> None:
+        await self.dealer.deal(cast(Any, self.lanes))
+
+    def check(self) -> None:
+        in_use = sum(lane.slots_in_use for lane in self.lanes)
+        assert self.attempts <= in_use <= self.slots
+        assert self.dealer._in_use == in_use
+        assert not self.dealer._owed or in_use >= self.dealer._slots
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 30), slots=st.integers(1, 8), fleet=st.sampled_from([0, 0, 3]))
+async def test_attempts_never_exceed_the_slots_and_no_slot_is_idle(seed: int, slots: int, fleet: int) -> None:
+    chance = Random(seed)
+    pool = Pool(slots, fleet)
+    for _ in range(60):
+        match chance.randrange(5):
+            case 0:
+                pool.add(f"tenant-{chance.randrange(4)}", chance.randrange(30), chance.choice([1, 2, 64]))
+            case 1 if pool.lanes:
+                chance.choice(pool.lanes).waiting += chance.randrange(20)
+            case 2 if pool.lanes:
+                gone = pool.lanes.pop(chance.randrange(len(pool.lanes)))
+                pool.dealer.forget(cast(Any, gone))
+                gone.width = gone.waiting = gone.active = 0
+                pool.dealer.on_slots_freed(cast(Any, gone))
+            case 3:
+                for lane in [lane for lane in pool.lanes if lane.active]:
+                    lane.end_attempt()
+                    pool.check()
+            case _:
+                pool.clock.advance(chance.choice([0.01, 0.3, 1.0]))
+        await pool.deal()
+        pool.check()
+        if not fleet:
+            # Of what there is to do, as much is done as the slots and the runs allow.
+            possible = sum(min(lane.demand, lane.job.options.concurrency) for lane in pool.lanes)
+            assert pool.attempts == min(slots, possible)
+
+
+@pytest.mark.parametrize("seconds", [(0.5, 2.0), (0.001, 0.01), (5.0, 20.0)])
+async def test_tenants_have_equal_slot_time_however_many_runs_they_have(seconds: tuple[float, float]) -> None:
+    """Four slots for one tenant of twenty runs and nine of one."""
+    pool = Pool(4)
+    chance = Random(7)
+    for number in range(29):
+        pool.add("big" if number < 20 else f"tenant-{number}", 1_000_000)
+    ends: list[tuple[float, StubLane]] = []
+    had: Counter[str] = Counter()
+    runs: Counter[RunId] = Counter()
+    until = pool.clock.monotonic() + max(100.0, 60 * seconds[1])
+    step = max(0.1, seconds[1] / 20)
+    while (now := pool.clock.monotonic()) < until:
+        await pool.deal()
+        for lane in pool.lanes:
+            had[lane.job.tenant] += int(1000 * step) * lane.active
+            runs[lane.job.run.run_id] += lane.active
+            running = sum(each is lane for _, each in ends)
+            ends += [(now + chance.uniform(*seconds), lane) for _ in range(lane.active - running)]
+        pool.clock.advance(step)
+        due = [end for end in ends if end[0] <= pool.clock.monotonic()]
+        ends = [end for end in ends if end[0] > pool.clock.monotonic()]
+        for _, lane in due:
+            lane.end_attempt()
+        pool.check()
+    assert jain_index(had.values()) > 0.95, had
+    assert len(runs) == 29 and all(runs.values())
+
+
+async def test_a_slot_goes_to_who_waits_when_an_attempt_ends() -> None:
+    """Not with the next tick, and not before: four attempts of one run, then another tenant."""
+    pool = Pool(4)
+    first = pool.add("first", 100)
+    await pool.deal()
+    late = pool.add("late", 100)
+    await pool.deal()
+    assert (first.active, first.width, late.active) == (4, 2, 0)
+    first.end_attempt()
+    assert (first.active, late.active) == (3, 1)
+    first.end_attempt()
+    assert (first.active, late.active) == (2, 2)
+    first.end_attempt()
+    assert (first.active, late.active) == (2, 2), "each has its share"
