@@ -135,6 +135,16 @@ class TestTaking:
         clock.advance(0.3)
         assert await one.take(overdue=0.25) == ["a"]
 
+    async def test_a_busy_worker_takes_runs_of_its_tenants_sooner(
+        self, coordinator: Coordinator, clock: ManualClock, one: Looker
+    ) -> None:
+        await coordinator.mark_runs([mark("a0", "acme"), mark("a1", "acme"), mark("b0", "bolt")])
+        clock.advance(0.3)
+        own = {"overdue": 1.0, "unjoined": [TenantId("acme")], "unjoined_overdue": 0.25}
+        assert sorted(await one.take(**own)) == ["a0", "a1"]
+        clock.advance(0.8)
+        assert await one.take(**own) == ["b0"]
+
     async def test_a_mark_does_not_make_an_overdue_run_younger(
         self, coordinator: Coordinator, clock: ManualClock, one: Looker
     ) -> None:

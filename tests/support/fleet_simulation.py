@@ -60,7 +60,7 @@ class SimulatedWorker:
 
     async def step(self) -> None:
         while True:
-            changes = await self._seats.look(has_free_slots=self._wanted < self._slots)
+            changes = await self._seats.look(free_slots=max(0, self._slots - self._wanted), slots=self._slots)
             unseated = [run_id for run_id in changes.unseated if not self._seats.reclaim(run_id)]
             for run_id in (*changes.closed, *unseated):
                 self.held.pop(run_id, None)

@@ -84,6 +84,8 @@ class LookRequest(msgspec.Struct, frozen=True, array_like=True):
     # Runs that the worker cannot serve, and tenants whose runs it does not join.
     skipped: Sequence[RunId] = ()
     unjoined: Sequence[TenantId] = ()
+    # By how many seconds runs of these tenants must be overdue, at most as many as others; None: as others.
+    unjoined_overdue: float | None = None
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):

@@ -24,8 +24,10 @@ log = structlog.get_logger()
 
 # Runs that one look takes.
 TAKE_LIMIT = 16
-# How long a run must be overdue before a worker without a free slot takes it.
+# How long a run must be overdue before a worker without a free slot takes it: longer if the worker serves more tenants
+# than it has slots, or many more runs.
 _PATIENCE = 0.25
+_RUNS_PER_SLOT = 8
 # The seats of a worker that died are free after this long, or a lease if that is shorter.
 _SEAT_SECONDS = 10.0
 # Jobs are read again after this long even if no change was marked: marks may be lost.
@@ -155,14 +157,15 @@ class Seats:
         if run_id in self._left:
             self.adopt(run_id, *self._left[run_id][:2])
 
-    async def look(self, *, has_free_slots: bool) -> SeatChanges:
+    async def look(self, *, free_slots: int, slots: int) -> SeatChanges:
         """Take runs that are due, and read what has changed."""
+        limit = min(TAKE_LIMIT, free_slots or slots)
         try:
-            look = await self._ask(has_free_slots=has_free_slots)
+            look = await self._ask(limit, free_slots, slots)
         except ConveyorError as error:
             return await self._fall_back(error)
         self._answered_at = self._clock.monotonic()
-        changes = SeatChanges(is_more=len(look.taken) >= TAKE_LIMIT)
+        changes = SeatChanges(is_more=len(look.taken) >= limit)
         try:
             await self._take_in(look, changes)
         except ConveyorError as error:
@@ -203,16 +206,21 @@ class Seats:
         if not look.is_built and await self.rebuild():
             changes.is_more = True
 
-    async def _ask(self, *, has_free_slots: bool) -> Look:
+    async def _ask(self, limit: int, free_slots: int, slots: int) -> Look:
         news = dict(self._news)
-        # A worker without a free slot joins a run only if it serves no other of the tenant: each gets a share here.
-        unjoined = () if has_free_slots else tuple({job.tenant for job in self._held.values()})
-        request = self._request(
-            news=list(news.values()),
-            limit=TAKE_LIMIT,
-            overdue=0.0 if has_free_slots else _PATIENCE,
-            unjoined=unjoined,
-        )
+        request = self._request(news=list(news.values()), limit=limit)
+        if not free_slots:
+            # Each tenant has a share here. So the worker joins a run only if it serves no other of the tenant; and of
+            # runs that nobody serves it takes those of its tenants sooner than other workers do: a tenant with many
+            # runs must not have a share of every worker.
+            tenants = {job.tenant for job in self._held.values()}
+            overdue = _PATIENCE * (1 + len(tenants) / slots)
+            request = msgspec.structs.replace(
+                request,
+                overdue=overdue,
+                unjoined=tuple(tenants),
+                unjoined_overdue=min(overdue, _PATIENCE * (1 + len(self._held) / (_RUNS_PER_SLOT * slots))),
+            )
         look = await self._coordinator.look_for_runs(request)
         self._news = {run_id: each for run_id, each in self._news.items() if news.get(run_id) is not each}
         return look
@@ -224,8 +232,6 @@ class Seats:
         seat_count: int | None = None,
         ttl: float | None = None,
         limit: int = 0,
-        overdue: float = 0.0,
-        unjoined: Sequence[TenantId] = (),
     ) -> LookRequest:
         now = self._clock.monotonic()
         self._skipped = {run_id: until for run_id, until in self._skipped.items() if until > now}
@@ -240,9 +246,7 @@ class Seats:
             len(self._held) + len(self._unread) if seat_count is None else seat_count,
             self._since,
             limit,
-            overdue,
-            tuple(self._skipped),
-            unjoined,
+            skipped=tuple(self._skipped),
         )
 
     def _reconcile(self, look: Look, changes: SeatChanges) -> None:

@@ -134,14 +134,14 @@ class SlotDealer:
             lane.help_at = now + _ASK_AGAIN
             self._help(lane.job.run.run_id)
 
-    def has_free_slots(self, lanes: Collection[Lane], new_runs: int) -> bool:
-        """Whether slots are left. Of new runs nothing is known yet: each counts as one task."""
+    def free_slots(self, lanes: Collection[Lane], new_runs: int) -> int:
+        """Return how many slots are left. Of new runs nothing is known yet: each counts as one task."""
         left = self._settings.worker_concurrency - new_runs
         for lane in lanes:
             if left <= 0:
                 break
             left -= min(max(1, lane.demand), lane.job.options.concurrency)
-        return left > 0
+        return max(0, left)
 
     async def _count_slots(self, demands: Collection[Demand]) -> int:
         """Return how many tasks this worker may run at once: within its own limit and the fleet's."""

@@ -300,7 +300,8 @@ class Worker:
         if not self._is_started:
             await self._start()
         new_runs = max(0, len(self._seats) - len(self._lanes))
-        changes = await self._seats.look(has_free_slots=self._dealer.has_free_slots(self._lanes.values(), new_runs))
+        free_slots = self._dealer.free_slots(self._lanes.values(), new_runs)
+        changes = await self._seats.look(free_slots=free_slots, slots=self._settings.worker_concurrency)
         if changes:
             self._changes.append(changes)
             self.wake()

@@ -56,7 +56,7 @@ def _look_that_fails_in_part_is_lost(patch: pytest.MonkeyPatch) -> None:
     async def look(self: Worker) -> float:
         if not self._is_started:
             await self._start()
-        self._changes.append(await self._seats.look(has_free_slots=True))
+        self._changes.append(await self._seats.look(free_slots=16, slots=16))
         self.wake()
         return 0.25
 

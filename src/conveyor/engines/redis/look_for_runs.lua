@@ -1,5 +1,5 @@
 -- ARGV: the request, as LookRequest lists its fields. Returns the answer, as Look lists them.
-local holder, ttl, visibility, news, seat_count, since, limit, overdue, skipped, unjoined =
+local holder, ttl, visibility, news, seat_count, since, limit, overdue, skipped, unjoined, unjoined_overdue =
     unpack(cmsgpack.unpack(ARGV[2]))
 local LEAVE, HELP_ME, CLAIM, FINISH = 0, 1, 2, 3
 -- Dead workers whose seats one look frees.
@@ -95,6 +95,7 @@ for _, run in ipairs(skipped) do is_skipped[run] = true end
 for _, tenant in ipairs(unjoined) do is_unjoined[tenant] = true end
 
 local latest = text(now - math.floor(overdue * 1000000))
+local latest_unjoined = unjoined_overdue and text(now - math.floor(unjoined_overdue * 1000000)) or latest
 local taken = {}
 -- The place of each tenant's first run that was not passed over.
 local places = {}
@@ -107,9 +108,10 @@ local function may_take(run, entry)
 end
 
 local function take_of(tenant)
+    local until_then = is_unjoined[tenant] and latest_unjoined or latest
     while true do
         local place = places[tenant] or 0
-        local run = redis.call('ZRANGEBYSCORE', due_of(tenant), '-inf', latest, 'LIMIT', place, 1)[1]
+        local run = redis.call('ZRANGEBYSCORE', due_of(tenant), '-inf', until_then, 'LIMIT', place, 1)[1]
         if not run then
             return false
         end
@@ -136,7 +138,7 @@ local function take_of(tenant)
 end
 
 if limit > 0 then
-    local tenants, served = redis.call('ZRANGEBYSCORE', TENANTS, '-inf', latest, 'LIMIT', 0, 1000), {}
+    local tenants, served = redis.call('ZRANGEBYSCORE', TENANTS, '-inf', latest_unjoined, 'LIMIT', 0, 1000), {}
     for _, tenant in ipairs(tenants) do
         served[tenant] = tonumber(redis.call('HGET', SERVED, tenant)) or 0
     end

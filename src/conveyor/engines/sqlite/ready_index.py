@@ -147,14 +147,20 @@ class MemoryReadyIndex:
 
     def _take(self, request: LookRequest, now: float) -> Iterator[RunId]:
         """Choose runs, of the tenants in turn. Runs that the worker may not take keep their places."""
-        latest, left = now - request.overdue, request.limit
+        left = request.limit
         skipped, unjoined = frozenset(request.skipped), frozenset(request.unjoined)
+        by_default = now - request.overdue
+        of_unjoined = by_default if request.unjoined_overdue is None else now - request.unjoined_overdue
         aside: list[tuple[_Tenant, tuple[float, RunId]]] = []
-        due = [tenant for tenant in self._tenants.values() if self._is_due(tenant, latest)]
-        tenants = sorted(due, key=lambda tenant: tenant.served)
+        due = [
+            (tenant, latest)
+            for name, tenant in self._tenants.items()
+            if self._is_due(tenant, latest := of_unjoined if name in unjoined else by_default)
+        ]
+        tenants = sorted(due, key=lambda each: each[0].served)
         while left > 0 and tenants:
             turn, tenants = tenants, []
-            for tenant in turn:
+            for tenant, latest in turn:
                 if left == 0:
                     break
                 while (first := self._first(tenant)) is not None and first[0] <= latest:
@@ -165,7 +171,7 @@ class MemoryReadyIndex:
                         aside.append((tenant, first))
                         continue
                     tenant.served = next(self._turns)
-                    tenants.append(tenant)
+                    tenants.append((tenant, latest))
                     left -= 1
                     yield first[1]
                     break
