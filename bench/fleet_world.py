@@ -41,7 +41,6 @@ BIG = "big"
 SMALL_TASKS = 5
 ARRIVALS = 2.0
 DYING = 10
-BACKLOG = 40
 # The longest delay of SQS is 900 s.
 _DELAYED = 890.0
 _STEP = 0.5
@@ -67,6 +66,7 @@ class World:
         self.first_starts: dict[str, float] = {}
         self.started: Counter[str] = Counter()
         self.chance = random.Random(14)
+        self.task_seconds = SHORTEST, LONGEST
         self._queue_limit = queue_limit
         self.processes: list[Process] = []
         self.api = self._engines(self._process())
@@ -216,7 +216,7 @@ def _sleeper(world: World, process: Process) -> Any:
             tasks = {(job.run.run_id, ref.index) for ref in refs}
             world.note_start(job)
             process.running |= tasks
-            await process.spend(world.chance.uniform(SHORTEST, LONGEST))
+            await process.spend(world.chance.uniform(*world.task_seconds))
             process.running -= tasks
             return [Outcome(TaskStatus.SUCCEEDED) for _ in refs]
 
@@ -296,11 +296,23 @@ async def _steady(
     return {**spent, "tasks": done, "first_start": _spread(waits), "repeated": repeated, "recovery": recovered}
 
 
-async def _crowded(workers: int, runs: int, warm: float, seconds: float, queue_limit: int, loop: Any) -> dict[str, Any]:
+async def _crowded(
+    workers: int,
+    runs: int,
+    warm: float,
+    seconds: float,
+    queue_limit: int,
+    loop: Any,
+    shortest: float = SHORTEST,
+    longest: float = LONGEST,
+) -> dict[str, Any]:
     """Fairness: how many tasks of each tenant started, while all of them had some waiting."""
     world = World(workers, loop, queue_limit)
+    world.task_seconds = shortest, longest
     jobs = [fleet_job(world, number, runs) for number in range(runs)]
-    backlog = BACKLOG + int(seconds * SLOTS * workers / runs)
+    # Of a tenant with one run, twice as many tasks as its share of the slots can do.
+    share = SLOTS * workers * (warm + seconds) / len({job.tenant for job in jobs})
+    backlog = CHUNK + int(2 * share / ((shortest + longest) / 2))
     await _all(world.submit(job, backlog) for job in jobs)
     world.start()
     await asyncio.sleep(warm)
