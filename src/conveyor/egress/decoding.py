@@ -210,7 +210,8 @@ class _ZstdCoding:
                 yield piece
             if frame.eof:
                 self._frame = None
-                return frame.unused_data
+                rest: bytes = frame.unused_data
+                return rest
             if frame.needs_input:
                 return b""
             data = b""

@@ -373,12 +373,13 @@ class _ZstdEncoder:
     def feed(self, data: bytes) -> bytes:
         if self._packer is None:
             self._packer = zstd.ZstdCompressor(_ZSTD_LEVEL)
-        return self._packer.compress(data)
+        packed: bytes = self._packer.compress(data)
+        return packed
 
     def flush(self) -> bytes:
         if self._packer is None:
             return b""
-        data = self._packer.flush()
+        data: bytes = self._packer.flush()
         self._packer = None
         return data
 
