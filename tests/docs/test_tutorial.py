@@ -1,44 +1,23 @@
 """The tutorial, command by command, with a smaller million; and the how-tos that show what can be run in a moment."""
 
-import gzip
 import json
 import re
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tests.docs.blocks import DOCS, ROOT, all_blocks
-from tests.docs.terminal import terminal
-
-MILLION = 3000
+from tests.docs.blocks import ROOT, all_blocks
+from tests.docs.tutorial_page import PAGES, run_tutorial
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
-    demo = f"--pages 300 --data {tmp_path / 'demo-data'}"
+    demo = f"--pages {PAGES} --data {tmp_path / 'demo-data'}"
     there = " ".join(f"-o {sys.prefix}/.installed-{name}" for name in ("run", "dev"))
-    replaced = {
-        # The environment is there already; the rest of it is as a reader types it.
-        "make demo": f"make --no-print-directory -C {ROOT} {there} demo VENV={sys.prefix} ARGS='{demo}'",
-        ". .venv/bin/activate": f". {sys.prefix}/bin/activate",
-        "N=1000000": f"N={MILLION}",
-    }
-    page = DOCS / "tutorial.md"
-    assert all(said in page.read_text() for said in replaced)
-    with terminal(tmp_path, replaced) as here:
-        printed = here.run_page(page)
-    assert "Tasks      300" in printed
-    assert "http_404" in printed
-    assert f"million completed {MILLION} of {MILLION}" in printed
-    with zipfile.ZipFile(tmp_path / "results.zip") as archive:
-        assert archive.testzip() is None
-        assert len(archive.namelist()) == 102
-    assert len((tmp_path / "both.csv").read_text().splitlines()) == 102
-    lines = gzip.decompress((tmp_path / "million.jsonl.gz").read_bytes()).splitlines()
-    assert len(lines) == MILLION
-    assert json.loads(lines[-1])["status"] == "succeeded"
+    # The environment is there already; the rest of it is as a reader types it.
+    make = f"make --no-print-directory -C {ROOT} {there} demo VENV={sys.prefix} ARGS='{demo}'"
+    run_tutorial(tmp_path, Path(sys.prefix), make)
 
 
 def test_from_a_csv_to_a_parquet_file_in_five_commands(tmp_path: Path) -> None:
