@@ -46,3 +46,9 @@ def test_what_comes_by_litestar_alone_is_not_needed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 30
+
+
+def test_the_image_does_not_hold_it() -> None:
+    dockerfile = (LOCKS.parent / "deploy/docker/Dockerfile").read_text()
+    removed = re.findall(r"uninstall -qq -y (.*)$", dockerfile, re.MULTILINE)
+    assert [set(names.split()) for names in removed] == [UNUSED]
