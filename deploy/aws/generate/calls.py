@@ -20,7 +20,8 @@ class On(StrEnum):
     QUEUE_NAMES = "QueueNames"
     BUCKET = "Bucket"
     OBJECTS = "Objects"
-    # Calls with a task token name no state machine.
+    # Calls with a task token name no state machine: the service authorization reference of IAM has no type of resource
+    # for them, and the token, which only its execution gave away, is what opens one waiting task.
     TASK_TOKENS = "TaskTokens"
     # What the operator lists in CONVEYOR_EVENT_TARGETS and CONVEYOR_SOURCE_BUCKETS.
     STATE_MACHINES = "StateMachines"

@@ -37,6 +37,10 @@ PARAMETERS: dict[str, Any] = {
         "all",
         AllowedValues=["all", "storage"],
     ),
+    "Restored": _text(
+        "After a restore to a point in time: -r1 for the tables PREFIX-r1-records and PREFIX-r1-tasks, which exist",
+        AllowedPattern="|-[a-z0-9-]{1,20}",
+    ),
     "Image": _text("Image of Conveyor in a registry that ECS can pull from"),
     "PublicUrl": _text("Address that users open, such as https://conveyor.example.com"),
     "CertificateArn": _text("Certificate of ACM for the load balancer; without one it speaks HTTP"),
@@ -101,6 +105,7 @@ def _is_given(parameter: str) -> Intrinsic:
 
 CONDITIONS: dict[str, Any] = {
     "HasAll": equals("Parts", "all"),
+    "MakesTables": equals("Restored", ""),
     "HasPublicUrl": is_not(equals("PublicUrl", "")),
     "HasCertificate": every(holds("HasAll"), is_not(equals("CertificateArn", ""))),
     "MakesVpc": every(holds("HasAll"), equals("VpcId", "")),

@@ -6,6 +6,7 @@ from deploy.aws.generate.calls import ROLES, On
 from deploy.aws.generate.intrinsics import att, either, ref, sub
 from deploy.aws.generate.network import SUBNETS, URL
 from deploy.aws.generate.policies import kms_policy, policy
+from deploy.aws.generate.stores import KEPT, TABLES, TABLES_URL
 
 # Roles that other roles' parameters size: they do little.
 _SIZED_BY = {"schedule": "Sweep", "monitor": "Sweep", "intake": "Sweep", "operator": "Sweep", "work": "Worker"}
@@ -22,9 +23,9 @@ _LISTED = {
     On.SOURCES: ("HasSources", "SourceObjectArns"),
 }
 # The names of the policies' placeholders in the template.
-_NAMES = {"${TablePrefix}": "${Prefix}", "${QueuePrefix}": "${Prefix}", "${BlobPrefix}": "${Prefix}"}
-# Fargate stops a task after two minutes at most.
-_STOP_SECONDS = 120
+_NAMES = {"${TablePrefix}": TABLES, "${QueuePrefix}": "${Prefix}", "${BlobPrefix}": "${Prefix}"}
+# Fargate kills a task at most two minutes after SIGTERM: a process that cannot stop in good order exits before.
+_STOP_SECONDS, _DRAIN_SECONDS = 120, 110
 
 
 def _name(role: str) -> str:
@@ -115,14 +116,14 @@ EXECUTION_ROLE: dict[str, Any] = {
 
 def variables(role: str) -> dict[str, Any]:
     """The settings of a role, without those that are secrets."""
-    tables = sub("dynamodb://${AWS::Region}/${Prefix}")
     common: dict[str, Any] = {
         "AWS_REGION": ref("AWS::Region"),
-        "CONVEYOR_RECORDS": tables,
+        "CONVEYOR_RECORDS": TABLES_URL,
         "CONVEYOR_QUEUE": sub("sqs://${AWS::Region}/${Prefix}"),
         "CONVEYOR_BLOBS": sub("s3://${Bucket}/${Prefix}?region=${AWS::Region}"),
         "CONVEYOR_PUBLIC_URL": URL,
         "CONVEYOR_LOG_FORMAT": "json",
+        "CONVEYOR_DRAIN_SECONDS": str(_DRAIN_SECONDS),
         "CONVEYOR_EVENT_TARGETS": ref("EventTargets"),
         "CONVEYOR_SOURCE_BUCKETS": ref("SourceBuckets"),
         "CONVEYOR_STEP_FUNCTIONS": either("HasMachine", sub("stepfunctions://${AWS::Region}"), ""),
@@ -142,7 +143,7 @@ def variables(role: str) -> dict[str, Any]:
 
 def _environment(role: str) -> list[Any]:
     listed: list[Any] = [{"Name": name, "Value": value} for name, value in variables(role).items()]
-    tables = {"Name": "CONVEYOR_TASKS", "Value": sub("dynamodb://${AWS::Region}/${Prefix}")}
+    tables = {"Name": "CONVEYOR_TASKS", "Value": TABLES_URL}
     # Jobs from before the tasks moved to Postgres stay readable.
     other = {"Name": "CONVEYOR_OTHER_TASKS", "Value": tables["Value"]}
     return [*listed, either("UsesPostgres", other, tables)]
@@ -289,8 +290,7 @@ COMPUTE: dict[str, Any] = {
     "Logs": {
         "Type": "AWS::Logs::LogGroup",
         "Condition": "HasAll",
-        "DeletionPolicy": "Retain",
-        "UpdateReplacePolicy": "Retain",
+        **KEPT,
         "Properties": {"LogGroupName": sub("/conveyor/${Prefix}"), "RetentionInDays": ref("LogDays")},
     },
     "Cluster": {

@@ -7,7 +7,12 @@ from conveyor.engines.s3 import ABANDONED_DAYS
 from conveyor.engines.sqs.queues import KEEP_DEAD_SECONDS, KEEP_SECONDS, MAX_RECEIVES
 from deploy.aws.generate.intrinsics import att, either, ref, sub
 
-_KEPT = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
+# The beginning of the tables' names: those that the template makes, or those that were restored.
+TABLES = "${Prefix}${Restored}"
+TABLES_URL = sub(f"dynamodb://${{AWS::Region}}/{TABLES}")
+
+# Kept when the stack is deleted, but not when its creation fails: the names would be in the way of the next one.
+KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
 
 
 def _table(suffix: str, indexes: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +20,8 @@ def _table(suffix: str, indexes: dict[str, Any]) -> dict[str, Any]:
     payload = create_payload("", indexes)
     return {
         "Type": "AWS::DynamoDB::Table",
-        **_KEPT,
+        "Condition": "MakesTables",
+        **KEPT,
         "Properties": {
             **payload,
             "TableName": name,
@@ -61,7 +67,7 @@ def _bucket() -> dict[str, Any]:
     }
     return {
         "Type": "AWS::S3::Bucket",
-        **_KEPT,
+        **KEPT,
         "Properties": {
             "BucketName": sub("${Prefix}-${AWS::AccountId}-${AWS::Region}"),
             "BucketEncryption": {
@@ -126,7 +132,7 @@ def _url_secret(description: str, condition: str, url: Any) -> dict[str, Any]:
 
 _CACHE_URL = (
     "rediss+cluster://:{{resolve:secretsmanager:${CachePassword}:SecretString}}"
-    "@${Cache.ConfigurationEndPoint.Address}:${Cache.ConfigurationEndPoint.Port}?prefix=${Prefix}"
+    "@${Cache.ConfigurationEndPoint.Address}:${Cache.ConfigurationEndPoint.Port}?prefix=" + TABLES
 )
 _POSTGRES_URL = (
     "postgres://conveyor:{{resolve:secretsmanager:${PostgresPassword}:SecretString}}"
@@ -134,7 +140,8 @@ _POSTGRES_URL = (
 )
 
 SECRETS: dict[str, Any] = {
-    "SigningKey": _secret("CONVEYOR_SIGNING_KEY", "HasAll", 64),
+    # Links, task tokens and the secrets of webhooks in the tables are of no use without it.
+    "SigningKey": {**_secret("CONVEYOR_SIGNING_KEY", "HasAll", 64), **KEPT},
     "CachePassword": _secret("Password of Valkey", "MakesCache"),
     "CoordinatorSecret": _url_secret(
         "CONVEYOR_COORDINATOR", "HasAll", either("MakesCache", sub(_CACHE_URL), ref("CoordinatorUrl"))

@@ -9,7 +9,7 @@ from deploy.aws.generate.intrinsics import Intrinsic, att, either, ref, sub, tex
 from deploy.aws.generate.network import BALANCER, NETWORK, URL
 from deploy.aws.generate.parameters import CONDITIONS, PARAMETERS, SIZES, size_file
 from deploy.aws.generate.services import COMPUTE
-from deploy.aws.generate.stores import CACHE, INTAKE, POSTGRES, SECRETS, STORAGE
+from deploy.aws.generate.stores import CACHE, INTAKE, POSTGRES, SECRETS, STORAGE, TABLES_URL
 from deploy.aws.generate.watching import ALARMS, DASHBOARD, MACHINE, MONITOR
 
 # In the package, so that `conveyor deploy aws` has them wherever it is installed; deploy/aws links to them.
@@ -23,7 +23,7 @@ def _output(value: Any, condition: str | None = "HasAll") -> dict[str, Any]:
 
 
 OUTPUTS: dict[str, Any] = {
-    "Records": _output(sub("dynamodb://${AWS::Region}/${Prefix}"), None),
+    "Records": _output(TABLES_URL, None),
     "Queue": _output(sub("sqs://${AWS::Region}/${Prefix}"), None),
     "Blobs": _output(sub("s3://${Bucket}/${Prefix}?region=${AWS::Region}"), None),
     "Url": _output(URL),

@@ -7,6 +7,7 @@ from typing import Any
 from deploy.aws.generate.intrinsics import att, either, ref, sub
 from deploy.aws.generate.network import SUBNETS
 from deploy.aws.generate.services import task_role, variables
+from deploy.aws.generate.stores import TABLES, TABLES_URL
 
 _DEFINITION = Path(__file__).parents[2] / "stepfunctions" / "state-machine.asl.json"
 _HANDLER = "conveyor.recover.lambda_handler.handler"
@@ -15,12 +16,13 @@ _MINUTE = 60
 
 def _lambda_variables() -> dict[str, Any]:
     named = {name: value for name, value in variables("monitor").items() if name != "AWS_REGION"}
-    tables = sub("dynamodb://${AWS::Region}/${Prefix}")
     return {
         **named,
         "CONVEYOR_DATA": "/tmp/conveyor",  # noqa: S108  (the only place that a function may write to)
-        "CONVEYOR_TASKS": either("UsesPostgres", sub("{{resolve:secretsmanager:${TasksSecret}:SecretString}}"), tables),
-        "CONVEYOR_OTHER_TASKS": either("UsesPostgres", tables, ""),
+        "CONVEYOR_TASKS": either(
+            "UsesPostgres", sub("{{resolve:secretsmanager:${TasksSecret}:SecretString}}"), TABLES_URL
+        ),
+        "CONVEYOR_OTHER_TASKS": either("UsesPostgres", TABLES_URL, ""),
         "CONVEYOR_SIGNING_KEY": sub("{{resolve:secretsmanager:${SigningKey}:SecretString}}"),
         "CONVEYOR_COORDINATOR": sub("{{resolve:secretsmanager:${CoordinatorSecret}:SecretString}}"),
     }
@@ -242,7 +244,7 @@ ALARMS: dict[str, Any] = {
             "WriteThrottleEvents",
             1000,
             15,
-            {"TableName": ref(f"{name}Table")},
+            {"TableName": sub(f"{TABLES}-{name.lower()}")},
             statistic="Sum",
         )
         for name in ("Records", "Tasks")
@@ -288,7 +290,7 @@ def _widget(title: str, x: int, y: int, *metrics: list[str], stat: str = "Maximu
 
 def _body() -> str:
     targets = ["LoadBalancer", "${Balancer.LoadBalancerFullName}"]
-    tables = [["AWS/DynamoDB", "{}", "TableName", f"${{Prefix}}-{name}"] for name in ("records", "tasks")]
+    tables = [["AWS/DynamoDB", "{}", "TableName", f"{TABLES}-{name}"] for name in ("records", "tasks")]
 
     def of_tables(*names: str) -> list[list[str]]:
         return [[table[0], name, *table[2:]] for table in tables for name in names]

@@ -104,7 +104,7 @@ def _print_plan(plan: "StackPlan", idle: "Sequence[CostLine]", million: "Sequenc
         print(f"#   {count:3} {kind}")
     _print_costs("Idle, a month, in us-east-1 on demand:", idle)
     _print_costs("A million tasks beyond that (fetches of half a second), to the end of their life:", million)
-    print("#\n# Transfer, logs and what you store longer than 14 days are not in these figures.")
+    print("#\n# Transfer, logs, point-in-time recovery and what you store longer than 14 days are extra.")
     problems = warnings(plan)
     if shutil.which("aws") is None:
         problems.append("The AWS CLI is not installed on this machine.")

@@ -1,4 +1,15 @@
-"""Public prices of AWS in dollars: us-east-1, on demand, in 2026. For the benchmarks and `conveyor deploy aws`."""
+"""Public prices of AWS in dollars: us-east-1, on demand, in 2026. For the benchmarks and `conveyor deploy aws`.
+
+Where those of the stack come from, as of November 2026:
+- Fargate: https://aws.amazon.com/fargate/pricing/, as https://fortem.dev/fargate-spot/ has it of June 2026, with Spot.
+- Load balancer: https://aws.amazon.com/elasticloadbalancing/pricing/, as
+  https://cal53.calculator.city/aws-alb-cost-calculator/ has it.
+- Addresses and endpoints: https://aws.amazon.com/vpc/pricing/ and https://aws.amazon.com/privatelink/pricing/, as
+  https://www.factualminds.com/blog/amazon-vpc-pricing-endpoints-peering-transit-gateway/ has them of June 2026.
+- Aurora: https://aws.amazon.com/rds/aurora/pricing/, as https://c3x.dev/blog/aws-aurora-serverless-v2-cost/ has it.
+- Valkey: https://aws.amazon.com/elasticache/pricing/. AWS's price list of June 2025 has Valkey at four fifths of
+  Redis (cache.c7gn.large, reserved: 0.1384 and 0.173), and cache.m7g.large is 0.158 with Redis.
+"""
 
 # For a million. DynamoDB's units: a write of up to 1 KB, a consistent read of up to 4 KB. SQS bills a call for each
 # 64 KB. S3 bills PUT and LIST alike, and takes nothing for DELETE.
@@ -12,7 +23,7 @@ PRICES = {
 # For a GB and month.
 DYNAMODB_STORAGE, S3_STORAGE = 0.25, 0.023
 
-# For an hour.
+# For an hour. A load balancer bills its traffic too, beyond that of an idle one.
 FARGATE_VCPU, FARGATE_GB = 0.04048, 0.004445
 LOAD_BALANCER = 0.0225
 PUBLIC_ADDRESS = 0.005
@@ -27,8 +38,8 @@ VALKEY_NODES = {
     "cache.r7g.large": 0.1752,
     "cache.r7g.xlarge": 0.3496,
 }
-# What Spot takes of the price on demand; it moves with demand.
-SPOT_SHARE = 0.3
+# What Spot takes of the price on demand, which moves between three and five tenths.
+SPOT_SHARE = 0.4
 
 # For a month.
 SECRET, ALARM, METRIC, DASHBOARD = 0.40, 0.10, 0.30, 3.00

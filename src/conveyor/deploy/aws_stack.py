@@ -128,7 +128,7 @@ def steps(plan: StackPlan) -> list[Step]:
     made = [
         Step("the account", account, "ACCOUNT"),
         Step(
-            "a bucket for the template, which is larger than a request may be",
+            "once: a bucket for the template, which is larger than the 51,200 bytes that a request takes",
             ["aws", "s3", "mb", f"s3://{templates}", *region],
         ),
         Step("show the changes, and make none", [*deploy, "--no-execute-changeset", *overrides]),

@@ -107,7 +107,7 @@ def test_a_table_is_as_the_engine_makes_it(template: dict[str, Any], name: str, 
     assert {key: made[key] for key in expected} == {**expected, "TableName": {"Sub": f"${{Prefix}}-{suffix}"}}
     assert made["TimeToLiveSpecification"] == {"AttributeName": TTL, "Enabled": True}
     assert made["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
-    assert template["Resources"][name]["DeletionPolicy"] == "Retain"
+    assert template["Resources"][name]["DeletionPolicy"] == "RetainExceptOnCreate"
 
 
 def test_queues_are_as_the_engine_makes_them(template: dict[str, Any]) -> None:
@@ -156,7 +156,13 @@ def test_the_state_machine_is_the_sample(template: dict[str, Any]) -> None:
     assert set(made["DefinitionSubstitutions"]) == placeholders
 
 
-_VALUES = {"Prefix": "pre", "Bucket": "pre-1-eu", "AWS::Region": "eu-central-1", "TrustedProxies": "10.42.0.0/16"}
+_VALUES = {
+    "Prefix": "pre",
+    "Restored": "",
+    "Bucket": "pre-1-eu",
+    "AWS::Region": "eu-central-1",
+    "TrustedProxies": "10.42.0.0/16",
+}
 
 
 def _resolved(value: Any, truths: frozenset[str]) -> Any:
@@ -182,6 +188,8 @@ def test_a_service_gets_settings_that_are_valid(template: dict[str, Any], role: 
     variables = {each["Name"]: each["Value"] for each in listed}
     secrets = {each["Name"] for each in (_resolved(each, truths) for each in container["Secrets"]) if each is not None}
     settings = Settings.load(variables)
+    # It stops by itself before it is killed.
+    assert settings.drain_seconds < container["StopTimeout"]
     assert settings.records == "dynamodb://eu-central-1/pre"
     assert parse_address(settings.records).records == "pre-records"
     assert parse(settings.queue or "").prefix == "pre"
@@ -206,3 +214,15 @@ def test_workers_scale_by_the_figure_that_the_sampler_prints(template: dict[str,
     assert f'"{metric["MetricName"]}"' in printed
     assert metric["Namespace"] == {"Ref": "Prefix"}
     assert policy["TargetValue"] == {"Ref": "WaitingSeconds"}
+
+
+def test_tables_that_were_restored_take_the_place_of_those_of_the_template(template: dict[str, Any]) -> None:
+    text = (FOLDER / "conveyor.yaml").read_text()
+    tables = set(re.findall(r"(?:dynamodb://\$\{AWS::Region\}/|:table/)(\S+?)(?:-records|-tasks|'|\")", text))
+    assert tables == {"${Prefix}${Restored}"}
+    assert "?prefix=${Prefix}${Restored}" in text
+    for name in ("RecordsTable", "TasksTable"):
+        assert template["Resources"][name]["Condition"] == "MakesTables"
+        assert f"!Ref {name}" not in text
+        assert f"{name}." not in text
+    assert template["Conditions"]["MakesTables"] == {"Equals": [{"Ref": "Restored"}, ""]}
