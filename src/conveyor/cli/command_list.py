@@ -172,7 +172,8 @@ _COMMANDS = (
     _ListedCommand("version", "Print the version.", "version_command", "version", _ADMIN),
 )
 _HELP = ("-h", "--help")
-_VERSION = "--version"
+# Options of the whole, which need no command.
+_OPTIONS = (*_HELP, "--version", "--install-completion", "--show-completion")
 # Set by a shell that completes a command.
 _COMPLETE = "_CONVEYOR_COMPLETE"
 _NAMES = frozenset(entry.name for entry in _COMMANDS)
@@ -183,7 +184,7 @@ def make_app(first: str | None = None) -> typer.Typer:
     of all, for the help. Anything else gets all commands."""
     if _COMPLETE in os.environ:  # noqa: TID251  (it belongs to the shell, and is no setting)
         return _whole_app()
-    if first is None or first in (*_HELP, _VERSION):
+    if first is None or first in _OPTIONS:
         return _made(_COMMANDS, _stub)
     return _made([entry for entry in _COMMANDS if first not in _NAMES or entry.name == first], _load)
 

@@ -19,7 +19,7 @@ def run_guarded(arguments: Sequence[str] | None) -> int:
 
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        group = typer.main.get_group(make_app(given[0] if given else None))
+        group = typer.main.get_command(make_app(given[0] if given else None))
         gc.enable()
         code = group.main(arguments, prog_name="conveyor", standalone_mode=False)
     except ConveyorError as error:

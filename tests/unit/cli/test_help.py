@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+
+from tests.support.bash_completion import completed
 
 COMMANDS = [
     [],
@@ -182,3 +185,9 @@ def test_no_command_shows_help_and_exits_2() -> None:
     shown = conveyor()
     assert shown.returncode == 2
     assert "Usage: conveyor" in shown.stdout
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    assert completed(programs, tmp_path, "conveyor", "ver") == ["verify", "version"]
+    assert completed(programs, tmp_path, "conveyor", "submit", "--on-ex") == ["--on-exhausted"]
