@@ -1,7 +1,5 @@
 """The wheel on every Python of this machine: installed into an empty environment from the lock, then the tutorial."""
 
-import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 
 from tests.docs.tutorial_page import MILLION, PAGES, run_tutorial
 from tests.release.packages import ROOT
+from tests.support.bash_completion import completed
 from tests.support.up_process import environment
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -55,35 +54,15 @@ def try_out(programs: Path, place: Path, version: str) -> dict[str, object]:
     """The version, completion in bash and the whole tutorial; raises if one goes wrong."""
     printed = _run(programs, place, "--version")
     assert printed.strip() == f"conveyor {version}", printed
-    completed = _completed(programs, place, "conveyor", "ver")
-    assert completed == ["verify", "version"], completed
+    offered = completed(programs, place, "conveyor", "ver")
+    assert offered == ["verify", "version"], offered
     run_tutorial(place, programs.parent, f"{programs}/conveyor demo --pages {PAGES}")
-    return {"version": version, "completes": completed, "tutorial_tasks": PAGES + MILLION}
+    return {"version": version, "completes": offered, "tutorial_tasks": PAGES + MILLION}
 
 
-def _completed(programs: Path, place: Path, *words: str) -> list[str]:
-    """What bash offers for a line, once completion is installed into a home of its own."""
-    _run(programs, place, "--install-completion", "bash", HOME=str(place))
-    typed = " ".join(map(shlex.quote, words))
-    script = f"""
-        . {place}/.bashrc
-        COMP_WORDS=({typed}) COMP_CWORD={len(words) - 1}
-        _conveyor_completion
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    settings = _settings(programs, HOME=str(place))
-    done = subprocess.run(["bash", "-c", script], cwd=place, env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.split())
-
-
-def _settings(programs: Path, **more: str) -> dict[str, str]:
-    return environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", PYTHONNOUSERSITE="1", **more)
-
-
-def _run(programs: Path, place: Path, *arguments: str, **more: str) -> str:
+def _run(programs: Path, place: Path, *arguments: str) -> str:
     command = [str(programs / "conveyor"), *arguments]
-    settings = _settings(programs, **more)
+    settings = environment(PYTHONNOUSERSITE="1")
     done = subprocess.run(command, cwd=place, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
