@@ -1,5 +1,6 @@
 """`conveyor demo`: fetch thousands of pages of a small site on this machine."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,8 @@ def demo(
 
 def _command() -> str:
     """The command as the user called it: often it is not on the PATH."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "conveyor" else "conveyor"
+    called = sys.argv[0]
+    return "conveyor" if Path(called).name != "conveyor" or shutil.which("conveyor") == called else called
 
 
 def _say(line: str, as_json: bool) -> None:
