@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from backports import zstd
 
 from conveyor.accept.answer import AcceptedView
 from conveyor.api import schemas as shapes
@@ -20,6 +19,7 @@ from conveyor.settings import Settings
 from tests.support.api import Answer, Api
 from tests.support.clocks import JumpingClock
 from tests.support.working import all_items, ended, until, working
+from tests.support.zstd_library import zstd
 
 ACME = TenantId("acme")
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zstd": zstd.compress}

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd
 
 from tests.support.demo_site import demo_site
 from tests.support.forked_commands import Commands
+from tests.support.zstd_library import zstd
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 MANIFEST_FIELDS = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +49,7 @@ from conveyor.read.results import result_page
 from conveyor.states import RunState, TaskStatus
 from tests.support.make_jobs import ACME, make_run, seeds
 from tests.support.small_fleet import Fleet, failure, open_fleet, success
+from tests.support.zstd_library import zstd
 
 LEASE = LEASE_SECONDS
 # Some 20 lines.

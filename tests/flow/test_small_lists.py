@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from backports import zstd
 
 from conveyor.accept.answer import AcceptedView
 from conveyor.api import schemas as shapes
@@ -15,6 +14,7 @@ from conveyor.lists.small_list import EXPANSION
 from conveyor.settings import Settings
 from tests.support.api import Answer, Api
 from tests.support.working import all_items, ended, working
+from tests.support.zstd_library import zstd
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zstd": zstd.compress}
 LIMIT = 64 * 1024

@@ -2,18 +2,13 @@
 
 import asyncio
 import gzip
-import sys
 import zlib
 from typing import NamedTuple
 
 import brotli
 
 from tests.support.target_site import Seen, Site, noise, page
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from tests.support.zstd_library import zstd
 
 ONE = b"the first part, " * 100
 TWO = b"and the second" * 100

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from conveyor.lists.reader import (
 )
 from conveyor.lists.usual_lines import UsualLines
 from conveyor.model import Compression, JobKind, ListFormat, TaskSeed, format_from_name
+from tests.support.zstd_library import zstd
 
 A, B, C = "http://a.example/", "http://b.example/x?y=1", "https://c.example/ü"
 BOM = b"\xef\xbb\xbf"
