@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tests.docs.blocks import ROOT, all_blocks
+from tests.docs.blocks import DOCS, ROOT, all_blocks
+from tests.docs.terminal import terminal
 from tests.docs.tutorial_page import PAGES, run_tutorial
 
 
