@@ -23,6 +23,7 @@ from conveyor.api import job_routes as jobs
 from conveyor.api import key_routes as keys
 from conveyor.api import metrics_route as metrics
 from conveyor.api import open_job_routes as open_jobs
+from conveyor.api import preview_routes as previews
 from conveyor.api import problems
 from conveyor.api import result_routes as results
 from conveyor.api import schedule_routes as schedules
@@ -108,6 +109,7 @@ def _tenant_routes() -> Router:
             uploads.show_upload,
             uploads.sign_parts,
             uploads.complete_upload,
+            previews.preview,
             jobs.submit_job,
             jobs.list_jobs,
             jobs.show_job,

@@ -27,9 +27,10 @@ export async function submitList(list, options, form, progress, signal) {
 
 /** Format and compression of a list, by its file name. @param {string} name */
 export function formOf(name) {
-  const match = /\.(txt|jsonl|ndjson|csv)?(?:\.?(gz|zst))?$/i.exec(name.toLowerCase());
-  const formats = /** @type {Record<string, string>} */ ({ txt: "text", jsonl: "jsonl", ndjson: "jsonl", csv: "csv" });
-  const compressions = /** @type {Record<string, string>} */ ({ gz: "gzip", zst: "zstd" });
+  const match = /\.(txt|jsonl|ndjson|csv|tsv)?(?:\.?(gz|zst|bz2))?$/i.exec(name.toLowerCase());
+  const formats =
+    /** @type {Record<string, string>} */ ({ txt: "text", jsonl: "jsonl", ndjson: "jsonl", csv: "csv", tsv: "csv" });
+  const compressions = /** @type {Record<string, string>} */ ({ gz: "gzip", zst: "zstd", bz2: "bzip2" });
   return { format: formats[match?.[1] ?? ""], compression: compressions[match?.[2] ?? ""] };
 }
 

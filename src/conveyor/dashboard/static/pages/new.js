@@ -1,14 +1,31 @@
 /** A new job, from a list that is dropped, chosen or typed. */
 
+import { get } from "../api.js";
 import { h, renew } from "../dom.js";
 import { bytes, percent } from "../format.js";
+import { keepDraft } from "../parts/draft.js";
+import { choice, field, text, textOf } from "../parts/form.js";
+import { listPreview } from "../parts/preview.js";
 import { words } from "../parts/says.js";
 import { formOf, submitList } from "../upload.js";
 
+/** Options that are numbers: name, label, hint, smallest and largest value, and whether fractions are allowed. */
+const NUMBERS = /** @type {[string, string, string, number, number, boolean][]} */ ([
+  ["concurrency", "Concurrency", "Tasks in progress at once; 64 if empty.", 1, 10_000, false],
+  ["attempts", "Attempts", "Of each task, before it fails; 4 if empty.", 1, 100, false],
+  ["timeout", "Timeout", "Of one attempt, in seconds.", 0.1, 86_400, true],
+  ["rate_per_host", "Rate per host", "Requests a second to one host; unlimited if empty.", 0.001, 10_000, true],
+  ["concurrency_per_host", "Concurrency per host", "Requests to one host at once.", 1, 10_000, false],
+  ["retention_days", "Retention", "Days for which results are kept after the end; 14 if empty.", 0.01, 365, true],
+  ["priority", "Priority", "Jobs of a higher one get more slots.", -1000, 1000, false],
+]);
+
 /** @type {import("../main.js").Page} */
-export function newJobPage(root, signal) {
+export async function newJobPage(root, signal) {
   /** @type {File | null} */
   let chosen = null;
+  const workers = await get("/v1/workers", {}, signal).catch(() => ({ workers: [] }));
+  const handlers = handlersOf(workers.workers);
   const file = h("input", {
     type: "file",
     id: "file",
@@ -25,18 +42,23 @@ export function newJobPage(root, signal) {
     placeholder: "https://example.com/\nhttps://example.org/",
     on: { input: () => choose(null) },
   });
-  const kind = h(
-    "select",
-    { id: "kind", name: "kind", on: { change: () => show() } },
-    [["fetch", "Fetch URLs"], ["download", "Download files"], ["python", "Call a Python function"]].map((
-      [value, text],
-    ) => h("option", { value }, text)),
+  const kind = choice("kind", [["fetch", "Fetch URLs"], ["download", "Download files"], [
+    "python",
+    "Call a Python function",
+  ]]);
+  kind.addEventListener("change", () => show());
+  const column = text("url_column", { placeholder: "url", on: { input: () => show() } });
+  const handler = text("handler", { list: "handlers" });
+  const handlerField = field(
+    "handler",
+    "Function",
+    handler,
+    handlers.length ? `Live workers have ${handlers.join(", ")}.` : "The name given to @conveyor.task.",
   );
-  const handler = h("input", { id: "handler", name: "handler", autocomplete: "off", spellcheck: "false" });
-  const handlerField = field("handler", "Function", handler, "The name given to @conveyor.task.");
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const status = h("p", { class: "muted", role: "status" });
   const button = h("button", { type: "submit", class: "primary" }, "Submit");
+  const preview = listPreview(signal);
 
   const choose = (/** @type {File | null} */ selected) => {
     chosen = selected;
@@ -44,16 +66,21 @@ export function newJobPage(root, signal) {
     else file.value = "";
     show();
   };
+  const listForm = () => ({
+    ...(chosen ? formOf(chosen.name) : {}),
+    ...(column.value.trim() ? { url_column: column.value.trim() } : {}),
+  });
   const show = () => {
     zone.classList.toggle("full", chosen !== null);
     renew(
       label,
       chosen
         ? [h("b", {}, chosen.name), ` ${bytes(chosen.size)}`]
-        : [h("b", {}, "Drop a list here"), " or choose a file: text, jsonl or csv; plain, gzip or zstd"],
+        : [h("b", {}, "Drop a list here"), " or choose a file: text, jsonl or csv; plain, gzip, zstd or bzip2"],
     );
     handlerField.hidden = kind.value !== "python";
     handler.required = kind.value === "python";
+    void preview.load(chosen ?? new Blob([typed.value]), { kind: kind.value, ...listForm() });
   };
   const over = (/** @type {DragEvent} */ event, /** @type {boolean} */ inside) => {
     event.preventDefault();
@@ -75,15 +102,15 @@ export function newJobPage(root, signal) {
     button.disabled = true;
     try {
       if (!list.size) throw new Error("The list is empty. Drop a file, choose one, or type some lines.");
-      const form = chosen ? formOf(chosen.name) : {};
-      const options = optionsOf(new FormData(/** @type {HTMLFormElement} */ (event.target)), chosen);
+      const options = optionsOf(new FormData(form), chosen);
       const job = await submitList(
         list,
         options,
-        form,
+        listForm(),
         (what, done, total) => renew(status, `${what} ${percent(done, total)}`),
         signal,
       );
+      forget();
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {
       if (signal.aborted) return;
@@ -95,56 +122,54 @@ export function newJobPage(root, signal) {
     }
   };
 
+  const form = h(
+    "form",
+    { class: "card new-job", on: { submit } },
+    zone,
+    field("typed", "Or type it, one URL per line", typed),
+    preview.node,
+    h(
+      "div",
+      { class: "fields" },
+      field("name", "Name", text("name", { maxlength: 200 })),
+      field("kind", "Kind", kind),
+      handlerField,
+      field("url_column", "URL column", column, "Of a csv, if it is not called url."),
+      NUMBERS.slice(0, 2).map(number),
+    ),
+    h("datalist", { id: "handlers" }, handlers.map((value) => h("option", { value }))),
+    h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" }, NUMBERS.slice(2).map(number))),
+    problem,
+    h("div", { class: "actions" }, button, h("a", { class: "button quiet", href: "#/jobs" }, "Cancel"), status),
+  );
   root.append(
     h("p", { class: "crumbs" }, h("a", { href: "#/jobs" }, "Jobs")),
     h("div", { class: "title" }, h("h1", {}, "New job")),
-    h(
-      "form",
-      { class: "card new-job", on: { submit } },
-      zone,
-      field("typed", "Or type it, one URL per line", typed),
-      h(
-        "div",
-        { class: "fields" },
-        field("name", "Name", h("input", { id: "name", name: "name", maxlength: 200, autocomplete: "off" })),
-        field("kind", "Kind", kind),
-        handlerField,
-        field("concurrency", "Concurrency", number("concurrency", 64, 1, 10_000)),
-        field("attempts", "Attempts", number("attempts", 4, 1, 100)),
-      ),
-      problem,
-      h("div", { class: "actions" }, button, h("a", { class: "button quiet", href: "#/jobs" }, "Cancel"), status),
-    ),
+    form,
   );
+  const forget = keepDraft(form, "new job");
   show();
-  return Promise.resolve();
 }
 
-/** @param {string} id @param {string} label @param {Element} control @param {string} [hint] */
-function field(id, label, control, hint) {
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: id }, label),
-    control,
-    hint && h("span", { class: "muted" }, hint),
-  );
+/** @param {(typeof NUMBERS)[number]} option */
+function number([id, label, hint, min, max, fractions]) {
+  return field(id, label, text(id, { type: "number", min, max, step: fractions ? "any" : 1 }), hint);
 }
 
-/** @param {string} id @param {number} value @param {number} min @param {number} max */
-function number(id, value, min, max) {
-  return h("input", { id, name: id, type: "number", value, min, max, required: true });
+/** @param {import("../shapes.js").FleetWorker[]} workers */
+function handlersOf(workers) {
+  return [...new Set(workers.flatMap((each) => each.handlers ?? []))].sort();
 }
 
 /** @param {FormData} form @param {File | null} chosen */
 function optionsOf(form, chosen) {
-  const kind = String(form.get("kind"));
-  const name = String(form.get("name")).trim() || chosen?.name.slice(0, 200);
+  const kind = textOf(form, "kind");
+  const name = textOf(form, "name") || chosen?.name.slice(0, 200);
+  const numbers = NUMBERS.map(([id]) => [id, textOf(form, id)]).filter(([, value]) => value !== "");
   return {
     kind,
     ...(name ? { name } : {}),
-    ...(kind === "python" ? { handler: form.get("handler") } : {}),
-    concurrency: Number(form.get("concurrency")),
-    attempts: Number(form.get("attempts")),
+    ...(kind === "python" ? { handler: textOf(form, "handler") } : {}),
+    ...Object.fromEntries(numbers.map(([id, value]) => [id, Number(value)])),
   };
 }
