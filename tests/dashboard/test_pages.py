@@ -487,7 +487,7 @@ class TestNewJob:
         button(page, "Submit").click()
         expect(page.get_by_role("alert")).to_contain_text("The list is empty")
         page.get_by_role("textbox", name="Or type it").fill(f"{here.site.url}/page/1\nnonsense\n")
-        expect(page.get_by_text("Read as text: 1 tasks, 1 invalid lines")).to_be_visible()
+        expect(page.get_by_text("Read as text: 1 task, 1 invalid line")).to_be_visible()
         expect(page.get_by_text("Line 2:")).to_be_visible()
         page.get_by_text("More options").click()
         page.get_by_label("Retention").fill("3")

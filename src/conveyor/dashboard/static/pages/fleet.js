@@ -12,6 +12,9 @@ import { pill } from "../parts/state.js";
 import { tile } from "../parts/summary.js";
 import { pager, table } from "../parts/table.js";
 
+// Handlers of a worker that its row names.
+const HANDLERS = 4;
+
 /** @type {import("../main.js").Page} */
 export async function fleetPage(root, signal) {
   const tiles = h("dl", { class: "tiles" });
@@ -90,7 +93,7 @@ export async function fleetPage(root, signal) {
       },
       { title: "Version", cell: (each) => each.version },
       { title: "Slots", look: "number", cell: (each) => count(each.slots) },
-      { title: "Handlers", cell: (each) => each.handlers?.join(", ") || "–" },
+      { title: "Handlers", cell: (each) => handlers(each.handlers) },
       { title: "Started", look: "number", cell: (each) => moment(each.started_at) },
       { title: "Heartbeat", look: "number", cell: (each) => moment(each.at) },
     ]),
@@ -150,6 +153,14 @@ export async function fleetPage(root, signal) {
 function depth({ ready, held, delayed }) {
   const more = [held && `${count(held)} in flight`, delayed && `${count(delayed)} delayed`].filter(Boolean).join(", ");
   return [more && h("span", { class: "muted" }, `${more}, `), `${count(ready)} ready`];
+}
+
+/** @param {string[] | null} names */
+function handlers(names) {
+  if (!names?.length) return "–";
+  const more = names.length - HANDLERS;
+  const shown = names.slice(0, HANDLERS).join(", ");
+  return h("span", { title: names.join(", ") }, shown, more > 0 && ` and ${count(more)} more`);
 }
 
 /** @param {BusyWorker} each */

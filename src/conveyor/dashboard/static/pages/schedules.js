@@ -22,9 +22,10 @@ export async function schedulesPage(root, signal, scheduleId) {
     /** @type {import("../parts/table.js").Column<Schedule>[]} */ ([
       {
         title: "Name",
+        look: "wide",
         cell: (each) => h("a", { class: "clip", href: `#/schedules/${each.id}`, title: each.id }, nameOf(each)),
       },
-      { title: "Times", look: "wide", cell: times },
+      { title: "Times", cell: times },
       { title: "State", cell: (each) => pill(each.paused ? "paused" : "active") },
       { title: "Next fire", look: "number", cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)) },
       { title: "Last fire", look: "wide", cell: lastFire },
@@ -227,7 +228,10 @@ const nameOf = (schedule) => schedule.name ?? schedule.id;
 
 /** @param {Schedule} schedule */
 function times(schedule) {
-  return [schedule.cron_text, h("span", { class: "muted" }, h("code", {}, schedule.cron), ` ${schedule.timezone}`)];
+  return [
+    h("span", { class: "line" }, schedule.cron_text),
+    h("span", { class: "line muted" }, h("code", {}, schedule.cron), ` ${schedule.timezone}`),
+  ];
 }
 
 /** @param {string} name @param {import("../dom.js").Children} value */

@@ -29,9 +29,7 @@ export function show(title, ...content) {
       h("div", { class: "dialog-text" }, ...content),
       h("div", { class: "actions end" }, close),
     );
-    document.body.append(dialog);
-    dialog.showModal();
-    close.focus();
+    open(dialog, close);
   });
 }
 
@@ -74,9 +72,21 @@ export function ask({ title, text, action, danger = false, act }) {
         h("div", { class: "actions end" }, cancel, confirm),
       ),
     );
-    document.body.append(dialog);
-    dialog.showModal();
     // Enter must not trigger an action that cannot be undone.
-    (danger ? cancel : confirm).focus();
+    open(dialog, danger ? cancel : dialog.querySelector("input, select, textarea") ?? confirm);
   });
+}
+
+/**
+ * Open a dialog. Another page closes it: what it asks about is not shown any more.
+ * @param {HTMLDialogElement} dialog
+ * @param {HTMLElement} first gets the focus
+ */
+function open(dialog, first) {
+  document.body.append(dialog);
+  dialog.showModal();
+  first.focus();
+  const closed = new AbortController();
+  dialog.addEventListener("close", () => closed.abort());
+  addEventListener("hashchange", () => dialog.close(), { signal: closed.signal });
 }

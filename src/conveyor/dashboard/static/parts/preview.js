@@ -46,8 +46,8 @@ function drawn({ format, tasks, invalid, task_count, invalid_count }, more) {
     h(
       "p",
       { class: "muted" },
-      `Read as ${format}: ${count(task_count)} tasks`,
-      invalid_count > 0 && `, ${count(invalid_count)} invalid lines`,
+      `Read as ${format}: ${number(task_count, "task")}`,
+      invalid_count > 0 && `, ${number(invalid_count, "invalid line")}`,
       ` ${scope}.`,
     ),
     h(
@@ -60,3 +60,6 @@ function drawn({ format, tasks, invalid, task_count, invalid_count }, more) {
     ),
   ];
 }
+
+/** @param {number} value @param {string} noun */
+const number = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
