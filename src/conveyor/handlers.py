@@ -20,6 +20,8 @@ MAX_NAME = 200
 MAX_NOTE = 200
 MAX_DESCRIBED = 500
 _MAX_NUMBER = 2**63 - 1
+# Encodings of text that no page has: of host names and of Python's source, some of them slow or unsafe to decode.
+_NOT_OF_PAGES = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
 # Byte order marks; a longer one comes before the shorter one that it begins with.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -139,12 +141,7 @@ class FetchedPage:
         named = _CHARSET.search((self.content_type or "").encode(errors="ignore")) or _CHARSET.search(
             self.body[:_HEAD_BYTES]
         )
-        if named is not None:
-            try:
-                return codecs.lookup(named[1].decode("ascii", "ignore")).name
-            except LookupError:
-                pass
-        return "utf-8"
+        return "utf-8" if named is None else _known_encoding(named[1].decode("ascii", "ignore"))
 
     @cached_property
     def text(self) -> str:
@@ -209,6 +206,17 @@ class Handlers:
     def modules(self) -> list[str]:
         """The modules of the functions, so that another process can import them."""
         return sorted({handler.function.__module__ for handler in self._by_name.values()})
+
+
+def _known_encoding(name: str) -> str:
+    """The codec of this name, which a page chose, if it is one for text; else utf-8."""
+    try:
+        codec = codecs.lookup(name)
+        # Other codecs of Python turn bytes into bytes, and refuse to decode a str.
+        b"a".decode(name, "replace")
+    except (LookupError, ValueError):
+        return "utf-8"
+    return "utf-8" if codec.name.replace("-", "_") in _NOT_OF_PAGES else codec.name
 
 
 # `from conveyor import task` registers here. A module may also create its own Handlers.

@@ -34,6 +34,7 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
 from conveyor.engines.s3_source_buckets import S3SourceBuckets
 from conveyor.errors import InvalidField
+from conveyor.jobs.announced_workers import WorkerAnnouncement
 from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.model import Job, ListFormat, RemoteSource, Source, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
@@ -326,6 +327,36 @@ class TestFiring:
         assert (await server.post(f"{path}/run")).status == 202
         await run(scheduler)
         assert len(await jobs_of(system)) == (2 if paused else 3)
+
+    async def test_a_fire_that_was_asked_for_takes_no_other_along(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        schedule = await made(server, missed="all")
+        clock.advance(3 * HOUR)
+        # In one second with each other, and beside those that were missed.
+        asked = [await server.post(f"/v1/schedules/{schedule['id']}/run")]
+        await run(scheduler)
+        clock.advance(0.4)
+        asked.append(await server.post(f"/v1/schedules/{schedule['id']}/run"))
+        await run(scheduler)
+        jobs = {job.job_id for job in await jobs_of(system)}
+        assert {answer.json["job_id"] for answer in asked} <= jobs
+        assert len(jobs) == 5
+
+    async def test_a_fire_waits_for_workers_that_have_the_handler(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        schedule = await made(server, job={"kind": "python", "handler": "parse", "tasks": [1]})
+        others = WorkerAnnouncement(system.records.documents, clock, "worker_1", 4, ["other"])
+        clock.advance(HOUR)
+        await others.renew()
+        await run(scheduler)
+        assert await jobs_of(system) == []
+        await WorkerAnnouncement(system.records.documents, clock, "worker_2", 4, ["parse"]).renew()
+        clock.advance(MINUTE)
+        await run(scheduler)
+        (fire,) = (await shown(server, schedule["id"]))["fires"]
+        assert (fire["error"], fire["job_id"]) == (None, (await jobs_of(system))[0].job_id)
 
     @pytest.mark.parametrize(
         ("missed", "fires"),

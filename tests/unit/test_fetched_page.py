@@ -20,6 +20,8 @@ from conveyor import Page
         ),
         (b"\xff\xfe\x00", "text/plain; charset=utf-8", "\ufffd"),
         (b"plain", "text/html; charset=no-such-thing", "plain"),
+        *((b"plain", f"text/html; charset={codec}", "plain") for codec in ("rot13", "hex", "base64", "idna", "zlib")),
+        *((b"a-1", f"text/html; charset={codec}", "a-1") for codec in ("punycode", "undefined", "unicode_escape")),
     ],
 )
 def test_text_is_in_its_own_encoding(body: bytes, content_type: str | None, text: str) -> None:

@@ -37,7 +37,7 @@ from conveyor.accept.submit import Submit
 from conveyor.coordination.isolation import Isolation
 from conveyor.egress.outbound import Outbound
 from conveyor.engines.records import Document
-from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded, SourceUnavailable
+from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded, SourceUnavailable, UnknownHandler
 from conveyor.faults import crashpoint
 from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.jobs.idempotency import IdempotentRequest
@@ -244,7 +244,9 @@ class Scheduler:
                 raise Later(str(unavailable)) from None
             error = str(unavailable)
         except ConveyorError as failed:
-            if (failed.status >= _SERVER_ERROR or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
+            # Workers with the handler may be starting.
+            is_passing = failed.status >= _SERVER_ERROR or isinstance(failed, QuotaExceeded | UnknownHandler)
+            if is_passing and tries < _TRIES:
                 raise Later(failed.message) from None
             error = failed.message
         if error is not None and await self._records.jobs.job(row.tenant, job_id) is not None:
@@ -266,7 +268,8 @@ class Scheduler:
         source = None
         if template.source is not None:
             source = await self._sources.stage(row.tenant, job_id, template.source)
-        name = f"{row.id}:{int(at)}"
+        # As in the version before for the times of cron, which are whole seconds.
+        name = f"{row.id}:{int(at)}" if at == int(at) else f"{row.id}:{at:.3f}"
         crashpoint("schedule.submit.before")
         try:
             accepted = await self._submit.submit_as(
@@ -292,8 +295,9 @@ class Scheduler:
         while current is not None and schedule_of(current).holder == holder:
             schedule = schedule_of(current)
             done = msgspec.structs.replace(
-                self._advanced(schedule, fire.at),
+                schedule if schedule.is_manual else self._advanced(schedule, fire.at),
                 firing=None,
+                is_manual=False,
                 holder=None,
                 tries=0,
                 coalesced=0,

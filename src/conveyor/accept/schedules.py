@@ -110,6 +110,8 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     # The fire in progress, the scheduler that makes it, and how often it was started.
     firing: float | None = None
     coalesced: int = 0
+    # Whether a user asked for it: the times of the cron expression stay as they are.
+    is_manual: bool = False
     holder: str | None = None
     tries: int = 0
     # When to extend the time for which its upload is kept.
@@ -252,7 +254,7 @@ class Schedules:
             schedule = schedule_of(row)
             if schedule.firing is not None:
                 raise Conflict("The schedule is firing already. Try again when that fire has made its job.")
-            return with_schedule(row, msgspec.structs.replace(schedule, firing=now), now)
+            return with_schedule(row, msgspec.structs.replace(schedule, firing=now, is_manual=True), now)
 
         await self._rewrite(tenant, schedule_id, fired)
         return Fire(now, now, fire_job_id(tenant, schedule_id, now))

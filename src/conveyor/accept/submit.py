@@ -83,7 +83,7 @@ class Submit:
         self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
         self._replace = Replace(system)
-        self._handlers = KnownHandlers(system.records.documents, system.clock)
+        self._handlers = KnownHandlers(system.records.documents, system.coordinator, system.clock)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
@@ -194,7 +194,7 @@ class Submit:
         check_replaces(spec.replaces)
         _check_shape(spec)
         await check_notify(self._system, tenant, spec.notify)
-        await self._handlers.check(spec.handler if spec.kind is JobKind.PYTHON else None)
+        await self._handlers.check(spec.handler if spec.kind is JobKind.PYTHON else spec.extract)
 
     async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
         max_tasks = self._system.settings.max_inline_tasks

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -40,6 +41,8 @@ from conveyor.system import System
 
 # Signing the links of a long page takes a tenth of a second, so the loop yields in between.
 _SIGNED_AT_ONCE = 50
+# What was extracted from all tasks of a page together, in bytes.
+_PAGE_EXTRACTED = 8 * 1024 * 1024
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}", re.ASCII)
 _STATUSES = {status.label: status for status in TaskStatus}
 
@@ -75,7 +78,7 @@ async def list_results(
 ) -> Response[Any]:
     """The tasks of the job that match every filter, each with its latest outcome over all runs; a pending or cancelled
     task of a later run hides no outcome. `run` chooses one run. `order` says how they are sorted. `Accept:
-    application/x-ndjson` returns all tasks after the cursor as a download, one per line, in no particular order; if the
+    application/x-ndjson` returns all tasks after the cursor as a download, one per line, sorted alike; if the
     stream fails, its last line says so."""
     where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
@@ -142,11 +145,26 @@ def _http_status(text: str | None) -> int | None:
     return int(text)
 
 
+def _within_budget(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, without what was extracted from those past the budget of a page: their links have it."""
+    lengths = [
+        0 if task.detail.extracted is None else min(task.detail.extracted.length, MAX_EXTRACTED) for task in tasks
+    ]
+    return [
+        task if total <= _PAGE_EXTRACTED or not length else _without_extracted(task)
+        for task, length, total in zip(tasks, lengths, accumulate(lengths), strict=True)
+    ]
+
+
+def _without_extracted(task: Task) -> Task:
+    return msgspec.structs.replace(task, detail=msgspec.structs.replace(task.detail, extracted=None))
+
+
 async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The JSON of tasks, with links to their bodies, and with what was extracted from these."""
     shown = []
     now = system.clock.now()
-    extracted = await read_extracted(system.blobs, tasks, MAX_EXTRACTED)
+    extracted = await read_extracted(system.blobs, _within_budget(tasks), MAX_EXTRACTED)
     for number, (task, value) in enumerate(zip(tasks, extracted, strict=True), start=1):
         path = link = None
         if task.detail.body is not None:

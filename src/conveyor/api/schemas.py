@@ -183,7 +183,7 @@ class TaskShape(Shape, frozen=True):
     finished_at: str | None
     body_url: str | None
     # What the job's `extract` returned for the body: an object or a list of objects. Null if that was nothing, or is
-    # longer than 64 KiB; `extracted_url` has it then.
+    # longer than 64 KiB, or the page has 8 MiB already; `extracted_url` has it then.
     extracted: Any
     extracted_url: str | None
     # Only for a single task that is running and has reported progress.

@@ -162,7 +162,8 @@ def run(
     if temporary:
         settings = Settings.load(data=default_data(out), **flags)
     check_data(settings.data)
-    _check_handler(settings, spec.get("handler"))
+    for function in (spec.get("handler"), spec.get("extract")):
+        _check_handler(settings, function)
     plan = RunPlan(
         lists=lists,
         spec=spec,

@@ -277,6 +277,23 @@ def job_spec(
     return merged_options(own, option or [], None if options is None else _read_json("--options", options))
 
 
+# Fields of a request for a job, and arguments of the client, that arguments and flags set.
+_NOT_OPTIONS = frozenset(
+    {
+        "compression",
+        "format",
+        "idempotency_key",
+        "mode",
+        "progress",
+        "replaces",
+        "source",
+        "tasks",
+        "url",
+        "url_column",
+    }
+)
+
+
 def merged_options(spec: dict[str, Any], pairs: list[str], stored: Any = None) -> dict[str, Any]:
     """The options of a file, then those of `--option`, then those of flags. A name with dots is inside another. Raises
     BadInput."""
@@ -294,7 +311,12 @@ def merged_options(spec: dict[str, Any], pairs: list[str], stored: Any = None) -
             place[part] = dict(inner) if isinstance(inner, dict) else {}
             place = place[part]
         place[last] = _json_or_text(text)
-    return {**merged, **spec}
+    if wrong := sorted(_NOT_OPTIONS.intersection(merged)):
+        raise BadInput(f"--option: {wrong[0]} is not an option of a job. Use the argument or the flag for it.")
+    for name, value in spec.items():
+        inner = merged.get(name)
+        merged[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _json_or_text(text: str) -> Any:

@@ -69,6 +69,9 @@ def _fields_of(names: Sequence[str], fields: Sequence[str], url: str | None) -> 
         )
     of_task = [name if name in fields and name != _URL else None for name in lower]
     of_task[place] = _URL
+    taken = [field for field in of_task if field is not None]
+    if len(set(taken)) < len(taken):
+        raise BadInput("Two columns of the table are the same field of a task, but for their case. Rename one.")
     return of_task
 
 
@@ -92,8 +95,13 @@ def _task(names: Sequence[str], of_task: Sequence[str | None], row: Sequence[Any
         if field is None:
             data[name] = _plain(value)
         else:
-            task[field] = str(value) if field in _TEXTS else value
+            task[field] = _label(value) if field in _TEXTS else value
     return {**task, "data": data} if data else task
+
+
+def _label(value: Any) -> str:
+    """A text. pandas turns whole numbers into floats where a cell of the column is empty."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _filled(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:

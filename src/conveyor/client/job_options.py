@@ -184,7 +184,9 @@ def rerun_choice(
     """Make the `select` of POST /v1/jobs/{id}/rerun: by default failed tasks, or all that can be extracted from. Raises
     BadInput."""
     conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag, "host": host}
-    conditions["indexes"] = list(indexes) if indexes else None
+    if indexes is not None and not indexes:
+        raise BadInput("`indexes` is empty. Name at least one task, or leave it out.")
+    conditions["indexes"] = None if indexes is None else list(indexes)
     conditions["damaged"] = True if damaged else None
     conditions = {name: value for name, value in conditions.items() if value is not None}
     statuses = [status for status, is_selected in (("failed", failed), ("cancelled", cancelled)) if is_selected]

@@ -4,6 +4,7 @@ writes the document again every minute; one that was not written for three minut
 The fleet page shows them, and a submit refuses a handler that no live worker has.
 """
 
+import asyncio
 import os
 import platform
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ import msgspec
 
 from conveyor import __version__
 from conveyor.clock import Clock
+from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Document, DocumentRecords
 from conveyor.errors import UnknownHandler
 from conveyor.faults import crashpoint
-from conveyor.model import TenantId
+from conveyor.model import WORKERS, TenantId
 
 ANNOUNCED = "announced_worker"
 ANNOUNCED_TENANT = TenantId("~workers")
@@ -98,8 +100,9 @@ async def live_workers(documents: DocumentRecords, now: float) -> list[LiveWorke
 class KnownHandlers:
     """The handlers that live workers have."""
 
-    def __init__(self, documents: DocumentRecords, clock: Clock) -> None:
+    def __init__(self, documents: DocumentRecords, coordinator: Coordinator, clock: Clock) -> None:
         self._documents = documents
+        self._coordinator = coordinator
         self._clock = clock
         self._read_at = -_FRESH
         self._names: frozenset[str] | None = None
@@ -116,8 +119,11 @@ class KnownHandlers:
         if self._names is not None and name in self._names and now - self._read_at < _FRESH:
             return True
         # A name that is unknown is read again: its worker may have started a moment ago.
-        workers = await live_workers(self._documents, self._clock.now())
-        if not workers or any(worker.said.handlers is None for worker in workers):
+        workers, alive = await asyncio.gather(
+            live_workers(self._documents, self._clock.now()), self._coordinator.permits_in_use(WORKERS)
+        )
+        # Workers of the version before do not announce themselves.
+        if not workers or len(workers) < alive or any(worker.said.handlers is None for worker in workers):
             self._names = None
             return True
         self._names = frozenset(name for worker in workers for name in worker.said.handlers or ())

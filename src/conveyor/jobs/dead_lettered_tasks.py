@@ -224,7 +224,7 @@ def _takes_all(lineage: Lineage) -> bool:
     """Whether a rerun selects every dead letter of the runs before it."""
     if lineage.error_code is not None or lineage.http_status is not None or lineage.tag is not None or lineage.indexes:
         return False
-    if lineage.damaged or lineage.extract_only:
+    if lineage.damaged or lineage.extract_only or lineage.host is not None:
         return False
     return not lineage.statuses or TaskStatus.FAILED in lineage.statuses
 

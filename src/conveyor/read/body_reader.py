@@ -30,6 +30,8 @@ LARGE = 8 * 1024 * 1024
 
 # Bytes of what was extracted for one task that listings and exports show.
 MAX_EXTRACTED = 64 * 1024
+# How much more a table takes than what was extracted: it repeats the columns of the result for each object.
+_ROWS_FACTOR = 16
 _JSON = "application/json"
 _WINDOW_BYTES = 16 * 1024 * 1024
 _RANGE_BYTES = 4 * 1024 * 1024
@@ -201,8 +203,8 @@ def _split(tasks: Sequence[Task], with_bodies: bool = True) -> Iterator[list[Tas
     for task in tasks:
         ref, extracted = task.detail.body, task.detail.extracted
         length = ref.length if with_bodies and ref is not None else 0
-        if extracted is not None and extracted.inline is None:
-            length += min(extracted.length, MAX_EXTRACTED)
+        if extracted is not None:
+            length += _ROWS_FACTOR * min(extracted.length, MAX_EXTRACTED)
         if window and (size + length > _WINDOW_BYTES or length > LARGE):
             yield window
             window, size = [], 0

@@ -22,6 +22,8 @@ PREFIX = "ix:"
 
 # Rows of one read of a listing with a filter.
 _ROWS = 500
+# Rows of each run of a job that are read at once, however many runs it has.
+_FEWEST_ROWS = 20
 
 _CURSOR = re.compile(r"ix:([0-9]{1,15})", re.ASCII)
 
@@ -87,7 +89,9 @@ async def _stretch(
         walked = await engine.walk(runs[0], after, rows, where)
         return Walked(await latest_outcomes(tasks, runs, walked.tasks), walked.read, walked.last)
     sources = runs if where.status is None or where.status in OUTCOMES else runs[:1]
-    walks = await asyncio.gather(*(engine.walk(run, after, rows, where) for run in sources))
+    # Together about as many rows as of one run.
+    each = max(_FEWEST_ROWS, rows // len(sources))
+    walks = await asyncio.gather(*(engine.walk(run, after, each, where) for run in sources))
     ends = [walked.last for walked in walks if walked.last is not None]
     # Up to here all of them were read.
     known = min(ends, default=None)

@@ -70,3 +70,14 @@ def test_a_missing_library_is_named_with_its_extra() -> None:
         optional("no_such_library", "parquet")
     with pytest.raises(FormatUnavailable, match=r"pip install no_such_library"):
         optional("no_such_library")
+
+
+def test_columns_that_are_one_field_are_refused() -> None:
+    table = pa.table({"url": ["https://example.com/"], "ID": ["a"], "id": ["b"]})
+    with pytest.raises(BadInput, match="the same field"):
+        list(frame_tasks(table, None, None))
+
+
+def test_a_whole_number_stays_one_beside_an_empty_cell() -> None:
+    table = pa.table({"url": ["https://example.com/"] * 2, "id": [123.0, None]})
+    assert [task.get("id") for task in frame_tasks(table, None, None)] == ["123", None]

@@ -10,6 +10,7 @@ from conveyor import model
 from conveyor.accept.rerun import Selection
 from conveyor.accept.spec import JobSpec
 from conveyor.client import job_options as options
+from conveyor.errors import BadInput
 from conveyor.export.request import ExportBodies, ExportCompression, ExportFormat, ExportSelect, ExportSpec
 from conveyor.states import TaskStatus
 
@@ -77,3 +78,9 @@ def test_a_submit_can_say_all_that_a_job_can() -> None:
 def test_a_choice_is_one_that_the_server_takes(given: dict[str, Any]) -> None:
     choice = options.rerun_choice(**given)
     assert choice == "failed" or msgspec.convert(choice, Selection)
+
+
+@pytest.mark.parametrize("extract_only", [False, True])
+def test_an_empty_choice_of_tasks_is_not_all_of_them(extract_only: bool) -> None:
+    with pytest.raises(BadInput, match="`indexes` is empty"):
+        options.rerun_choice(indexes=[], extract_only=extract_only)

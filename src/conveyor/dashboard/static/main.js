@@ -124,6 +124,8 @@ function markHere() {
 
 async function signOut() {
   await send("DELETE", "/v1/session");
+  // Drafts are for whoever typed them.
+  sessionStorage.clear();
   wanted = "#/jobs";
   location.hash = "#/sign-in";
 }

@@ -22,6 +22,7 @@ from conveyor.engines.postgres.joint_calls import JointCalls
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.postgres.wakes import WAKE_WITHIN, Waker
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
+from conveyor.errors import ConveyorError
 from conveyor.faults import crashpoint
 from conveyor.model import Page
 
@@ -91,21 +92,32 @@ class PostgresQueue:
             return []
         got = await self._receives.call(_Receive(queue, limit, visibility))
         crashpoint("queue.receive.after")
+        if isinstance(got, ConveyorError):
+            raise got
         return got
 
-    async def _receive_all(self, takes: Sequence[_Receive]) -> list[list[Delivery]]:
-        """Receive for many receivers: a statement for those that want messages for as long."""
+    async def _receive_all(self, takes: Sequence[_Receive]) -> list[list[Delivery] | ConveyorError]:
+        """Receive for many receivers: a statement for those that want messages for as long. A statement that fails is
+        the error of its receivers only: what the others have taken is theirs."""
         groups: dict[tuple[float, int], dict[QueueName, int]] = {}
         receivers: Counter[QueueName] = Counter()
         for place, take in enumerate(takes):
             # A queue with several receivers is in as many groups: each message is for one of them.
             groups.setdefault((take.visibility, receivers[take.queue]), {})[take.queue] = place
             receivers[take.queue] += 1
-        got: list[list[Delivery]] = [[] for _ in takes]
+        got: list[list[Delivery] | ConveyorError] = [[] for _ in takes]
         for (visibility, _), places in groups.items():
             limits = {queue: takes[place].limit for queue, place in places.items()}
-            for queue, delivery in await self._take_from(limits, visibility):
-                got[places[queue]].append(delivery)
+            taken: dict[QueueName, list[Delivery]] = {queue: [] for queue in limits}
+            try:
+                for queue, delivery in await self._take_from(limits, visibility):
+                    taken[queue].append(delivery)
+            except ConveyorError as error:
+                for place in places.values():
+                    got[place] = error
+                continue
+            for queue, deliveries in taken.items():
+                got[places[queue]] = deliveries
         return got
 
     async def _take_from(self, limits: Mapping[QueueName, int], visibility: float) -> list[tuple[QueueName, Delivery]]:

@@ -58,21 +58,26 @@ export async function jobsPage(root, signal) {
   const bulk = bulkBar(() => load());
   const rows = keyed(list, (/** @type {Job} */ job) => job.id, (job) => row(job, bulk));
 
+  let asked = 0;
   const load = async () => {
-    const page = await look();
+    const mine = (asked += 1);
+    const page = await look(() => mine === asked);
+    if (mine !== asked) return;
     jobs = new Map(page.items.map((/** @type {Job} */ job) => [job.id, job]));
     pages.show(page.next_cursor);
     renew(read, searched(page));
     draw();
   };
   /** A page may be empty without being the last: one request reads a limited number of jobs. */
-  const look = async () => {
+  const look = async (/** @type {() => boolean} */ isWanted) => {
+    const query = filters.query();
     let cursor = pages.cursor;
     let total = 0;
     for (let turn = 0;; turn += 1) {
-      const page = await get("/v1/jobs", { ...filters.query(), limit: PAGE, cursor }, signal);
+      const page = await get("/v1/jobs", { ...query, limit: PAGE, cursor }, signal);
       total += page.read;
-      if (page.items.length || page.next_cursor === null || turn === MAX_READS) return { ...page, read: total };
+      const isEnough = page.items.length || page.next_cursor === null || turn === MAX_READS;
+      if (isEnough || !isWanted()) return { ...page, read: total };
       cursor = page.next_cursor;
       renew(read, `Searching… ${count(total)} jobs searched`);
     }

@@ -142,9 +142,11 @@ function scheduleButtons(schedule, changed, gone = () => void changed()) {
     await changed();
   };
   const edit = async () => {
+    // An equal button keeps its node and its listener: the schedule that it knows may be an old one.
+    const now = await get(path);
     const done = await ask({
       title: "Edit the schedule",
-      text: timeFields(schedule),
+      text: timeFields(now),
       action: "Save",
       act: (form) => send("PATCH", path, timesOf(form)),
     });

@@ -16,6 +16,9 @@ import { trail } from "../parts/trail.js";
 
 const PREVIEW_BYTES = 64 * 1024;
 
+// Pages that a look for the next failed task reads.
+const MAX_READS = 20;
+
 /** @type {import("../main.js").Page} */
 export async function taskPage(root, signal, jobId, taskId) {
   const path = `/v1/jobs/${jobId}/tasks/${taskId}`;
@@ -139,17 +142,36 @@ async function failedBeside(jobId, task, step, signal) {
   const from = step > 0 ? task.index : Math.max(task.index - 1001, 0);
   const cursors = step < 0 && task.index <= 1001 ? [null] : [`ix:${from}`, null];
   for (const cursor of cursors) {
-    const page = await get(`/v1/jobs/${jobId}/results`, { ...query, cursor }, signal).catch((error) => {
-      // An engine that lists by task id has no such cursor.
-      if (error instanceof Problem && error.code === "bad_cursor") return { items: [] };
-      throw error;
-    });
+    const page = await pageWithItems(`/v1/jobs/${jobId}/results`, query, cursor, signal);
+    if (page === null) continue;
     const beside = page.items
       .filter((/** @type {Task} */ each) => (step > 0 ? each.index > task.index : each.index < task.index))
       .sort((/** @type {Task} */ a, /** @type {Task} */ b) => step * (a.index - b.index));
     if (beside.length) return beside[0];
+    if (cursor !== null && step > 0) return null;
   }
   return null;
+}
+
+/**
+ * The first page that has items: one with a filter may be empty and have a next one. Null if the engine lists by task
+ * id, where such a cursor is invalid.
+ * @param {string} path
+ * @param {Record<string, any>} query
+ * @param {string | null} cursor
+ * @param {AbortSignal} signal
+ */
+async function pageWithItems(path, query, cursor, signal) {
+  try {
+    for (let turn = 0;; turn += 1) {
+      const page = await get(path, { ...query, cursor }, signal);
+      if (page.items.length || page.next_cursor === null || turn === MAX_READS) return page;
+      cursor = page.next_cursor;
+    }
+  } catch (error) {
+    if (error instanceof Problem && error.code === "bad_cursor") return null;
+    throw error;
+  }
 }
 
 /** @param {string} name @param {...import("../dom.js").Child} value */

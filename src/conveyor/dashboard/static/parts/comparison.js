@@ -48,9 +48,10 @@ export function comparisonCard(jobId, signal) {
   let following = null;
   more.addEventListener("click", () => attempt(() => load(following)));
 
+  let asked = 0;
   const load = async (/** @type {string | null} */ cursor) => {
+    const mine = (asked += 1);
     if (earlier.value === later.value) return renew(said, "Choose two runs.");
-    if (cursor === null) shown = [];
     renew(said, "Comparing…");
     const query = { with: earlier.value, run: later.value, change: change.value, limit: PAGE };
     let page;
@@ -60,12 +61,13 @@ export function comparisonCard(jobId, signal) {
       at = page.next_cursor;
       if (page.items.length || at === null) break;
     }
-    shown = [...shown, ...page.items];
+    if (mine !== asked) return;
+    shown = cursor === null ? page.items : [...shown, ...page.items];
     following = at;
     rows(shown);
     list.hidden = shown.length === 0;
     more.hidden = following === null;
-    renew(none, shown.length || following ? null : empty("No such task"));
+    renew(none, shown.length || following ? null : empty("No task matches"));
     renew(said, `${count(shown.length)}${following ? " so far" : ""}`);
   };
   let known = "";
@@ -87,6 +89,10 @@ export function comparisonCard(jobId, signal) {
       const now = runs.map((run) => run.number).join();
       if (now === known) return;
       known = now;
+      asked += 1;
+      shown = [];
+      rows(shown);
+      renew(said);
       for (const field of [earlier, later]) {
         renew(field, runs.map((run) => h("option", { value: run.number }, `Run ${run.number}`)));
       }

@@ -11,7 +11,7 @@ const PAGE = 25;
 
 /** @param {string} jobId @param {AbortSignal} signal */
 export function invalidCard(jobId, signal) {
-  const pages = pager(() => load());
+  const pages = pager(() => load(), false);
   const { node: list, rows } = table(
     "Invalid lines",
     /** @type {import("./table.js").Column<InvalidLine>[]} */ ([
@@ -33,9 +33,9 @@ export function invalidCard(jobId, signal) {
     /** Loads again only if their number has changed. @param {Job} job */
     async refresh(job) {
       if (job.invalid_lines === known) return;
-      known = job.invalid_lines;
       node.hidden = false;
       await load();
+      known = job.invalid_lines;
     },
   };
 }

@@ -89,15 +89,17 @@ function inOrder(items, by, direction) {
  * A pager for cursors: it remembers the cursors of earlier pages. The cursor and the number of the page are in the
  * address; if a link led to this page, the cursor before it is unknown, and Previous leads to the first one.
  * @param {() => Promise<void>} turn called to load another page
+ * @param {boolean} [inAddress] only one pager of a page can be
  */
-export function pager(turn) {
+export function pager(turn, inAddress = true) {
   /** @type {(string | null | undefined)[]} */
-  let cursors = fromAddress();
+  let cursors = inAddress ? fromAddress() : [null];
   /** @type {string | null} */
   let next = null;
   const go = (/** @type {() => void} */ change) => () => {
     change();
-    remember({ cursor: cursors[cursors.length - 1] ?? null, page: cursors.length > 1 ? cursors.length : null });
+    const page = cursors.length > 1 ? cursors.length : null;
+    if (inAddress) remember({ cursor: cursors[cursors.length - 1] ?? null, page });
     void attempt(turn);
   };
   const previous = () => {
