@@ -94,6 +94,45 @@ async def test_retry_after_holds_for_the_whole_host(remote: bool) -> None:
 
 
 @both_lanes
+async def test_a_paused_host_with_many_tasks_holds_up_no_other(remote: bool) -> None:
+    """More of its tasks come first than a lane lets wait."""
+    async with open_fleet() as fleet:
+        began = fleet.clock.now()
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            if host_of(ref) == "busy.example" and fleet.clock.now() < began + 10:
+                return refusal(40.0)
+            await fleet.clock.sleep(0.05)
+            return success()
+
+        job = await submit(fleet, {"busy.example": 1500, "other.example": 20}, backoff=QUICK)
+        fleet.start(worker_of(fleet, act, remote=remote))
+        await fleet.until(lambda: fleet.executor.most["other.example"] > 0, within=4)
+        await fleet.ended(job, within=200)
+        await fleet.check(job)
+        counts = await fleet.counts(job)
+        assert (counts.succeeded, counts.failed) == (1520, 0)
+        starts = [start for start in fleet.executor.starts if start.target == "busy.example"]
+        assert len(starts) <= 1500 + 8, "only those that were refused had a second attempt"
+        assert sum(start.attempt > 1 for start in starts) == len(starts) - 1500
+        assert sum(start.at - began < 39 for start in starts) <= 8
+
+
+@both_lanes
+async def test_a_slow_host_with_many_tasks_holds_up_no_other(remote: bool) -> None:
+    async with open_fleet() as fleet:
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            await fleet.clock.sleep(25.0 if host_of(ref) == "slow.example" else 0.05)
+            return success()
+
+        await submit(fleet, {"slow.example": 1500, "other.example": 20})
+        fleet.start(worker_of(fleet, act, remote=remote))
+        await fleet.until(lambda: sum(s.target == "other.example" for s in fleet.executor.starts) == 20, within=40)
+        assert max(start.attempt for start in fleet.executor.starts) == 1
+
+
+@both_lanes
 async def test_jobs_share_the_pace_of_a_host_and_can_leave_it(remote: bool) -> None:
     async with open_fleet() as fleet:
 

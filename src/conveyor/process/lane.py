@@ -158,6 +158,7 @@ class Lane(ABC):
             lambda: self.width,
             self._resume,
             self._hold_back,
+            self._postpone,
             self._spawn,
         )
         self._running: set[asyncio.Task[None]] = set()
@@ -239,6 +240,8 @@ class Lane(ABC):
             return (0, 0) if full else (1, 1)
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
+        if len(self._paced) >= _MAX_WAITING_FOR_PACE:
+            self._paced.thin_out()
         if self.is_crowded:
             return 0, 0
         return max(0, goal - self._waiting.recovered), max(0, goal - self._waiting.new)
@@ -370,7 +373,7 @@ class Lane(ABC):
         self._record_unattempted(entry, Outcome(TaskStatus.FAILED, error=error))
 
     def _postpone(self, entry: LeasedRef, delay: float) -> None:
-        """Requeue a task whose breaker blocks it, with a delay. It spends no attempt."""
+        """Requeue a task that its breaker or the pace of its host blocks, with a delay. It spends no attempt."""
         outcome = Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False, is_blocked=True)
         self._record_unattempted(entry, outcome)
 

@@ -22,6 +22,14 @@ _FAILURES = frozenset({"timeout", "connect_timeout", "connect_failed", "read_fai
 # Where the host of a URL in an input may begin, and how many beginnings of inputs a lane remembers.
 _AUTHORITY = len('"https://')
 _MAX_PREFIXES = 2000
+# References of a host that is paused for longer than this many seconds do not wait here.
+_LONG_PAUSE = 5.0
+# When the lane is full: for how many seconds starts are counted, how much of a host stays (what it starts in so many
+# seconds, and this many at least), and how long the rest is postponed, in seconds.
+_COUNT_SECONDS = 5.0
+_STAY_SECONDS = 10.0
+_LEAST_STAY = 100
+_SHORTEST_DELAY, _LONGEST_DELAY = 5.0, 60.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -40,7 +48,8 @@ T = TypeVar("T", bound=Paced)
 
 class PacedRefs(Generic[T]):
     """`width` returns how many tasks the lane may run at once, `resume` makes it start those that can, `hold_back` has
-    references returned that were sent and have not started, and `spawn` runs a task of the lane."""
+    references returned that were sent and have not started, `postpone` requeues one with a delay in seconds, and
+    `spawn` runs a task of the lane."""
 
     def __init__(
         self,
@@ -52,6 +61,7 @@ class PacedRefs(Generic[T]):
         width: Callable[[], int],
         resume: Callable[[], None],
         hold_back: Callable[[], None],
+        postpone: Callable[[T, float], None],
         spawn: Spawn,
     ) -> None:
         self._paces = paces
@@ -62,6 +72,7 @@ class PacedRefs(Generic[T]):
         self._width = width
         self._resume = resume
         self._hold_back = hold_back
+        self._postpone = postpone
         self._spawn = spawn
         self.bound = job.options.concurrency
         self.is_on = self._wanted(job)
@@ -70,8 +81,11 @@ class PacedRefs(Generic[T]):
         # Hosts that may have room.
         self._ready: dict[HostPace, None] = {}
         self._prefixes: dict[str, HostPace] = {}
-        # Hosts that references were sent to.
+        # Hosts that references are sent to.
         self._used: set[HostPace] = set()
+        # How many that waited have started, by host, and since when that is counted.
+        self._started: dict[HostPace, int] = {}
+        self._counted_from = -inf
         self._is_resuming = False
         self._timer: asyncio.Task[None] | None = None
         self._timer_at = inf
@@ -135,6 +149,7 @@ class PacedRefs(Generic[T]):
                 count += 1
                 self._count -= 1 + queue.drop_lost()
             self._start(pace, count)
+            self._started[pace] = self._started.get(pace, 0) + count
             self._note_waiting(pace, queue)
             if count and queue and pace.room(self, now) > 0:
                 self._ready[pace] = None
@@ -205,6 +220,9 @@ class PacedRefs(Generic[T]):
         if self._closed:
             return
         if pace in self._held:
+            now = self._clock.monotonic()
+            if pace.paused_until - now > _LONG_PAUSE:
+                self._postpone_all(pace, pace.paused_until - now)
             self._set_timer()
         if pace in self._used and pace.in_flight > pace.limit:
             self._hold_back()
@@ -215,6 +233,23 @@ class PacedRefs(Generic[T]):
         for pace in list(self._held):
             pace.grow_while_alive(now)
 
+    def thin_out(self) -> None:
+        """Postpone what hosts cannot take soon, so that references of other hosts find a place. Call it while the lane
+        is full."""
+        now = self._clock.monotonic()
+        seconds = now - self._counted_from
+        if seconds < _COUNT_SECONDS:
+            return
+        if seconds < 2 * _COUNT_SECONDS:
+            for pace, queue in self._held.items():
+                rate = self._started.get(pace, 0) / seconds
+                stay = max(_LEAST_STAY, int(rate * _STAY_SECONDS))
+                delay = max(_SHORTEST_DELAY, min(_LONGEST_DELAY, stay / rate if rate else _LONGEST_DELAY))
+                excess = [queue.pop() for _ in range(len(queue) - stay)]
+                self._postpone_each(excess, delay)
+        self._started.clear()
+        self._counted_from = now
+
     def drain(self) -> list[T]:
         """Remove and return all references that wait."""
         entries: list[T] = []
@@ -223,6 +258,7 @@ class PacedRefs(Generic[T]):
             entries += queue
         self._held.clear()
         self._ready.clear()
+        self._started.clear()
         self._count = 0
         return entries
 
@@ -270,9 +306,12 @@ class PacedRefs(Generic[T]):
     def _hold(self, pace: HostPace, entry: T) -> None:
         queue = self._held.get(pace)
         if queue is None:
+            now = self._clock.monotonic()
+            if pace.paused_until - now > _LONG_PAUSE:
+                self._postpone(entry, pace.paused_until - now)
+                return
             queue = self._held[pace] = RetryFirstQueue(self._ratio)
             pace.wait(self, is_waiting=True)
-            now = self._clock.monotonic()
             if pace.paused_until > now:
                 self._set_timer()
             elif pace.room(self, now) > 0:
@@ -290,6 +329,21 @@ class PacedRefs(Generic[T]):
         pace.wait(self, is_waiting=bool(queue))
         if not queue:
             del self._held[pace]
+            self._started.pop(pace, None)
+
+    def _postpone_all(self, pace: HostPace, delay: float) -> None:
+        """Postpone all references that wait for a host."""
+        queue = self._held.pop(pace)
+        pace.wait(self, is_waiting=False)
+        self._ready.pop(pace, None)
+        self._started.pop(pace, None)
+        self._postpone_each(list(queue), delay)
+
+    def _postpone_each(self, entries: Sequence[T], delay: float) -> None:
+        self._count -= len(entries)
+        for entry in entries:
+            if not entry.is_lost:
+                self._postpone(entry, delay)
 
     def _resume_soon(self) -> None:
         self._is_resuming = False

@@ -1,0 +1,110 @@
+"""The references of a lane that wait for the pace of their hosts: who is woken, what is kept, and what is postponed."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from conveyor.coordination.pace import START
+from conveyor.coordination.paces import Paces
+from conveyor.engines.queue import QueueName
+from conveyor.model import InputJson, JobKind, Outcome, Pace, TaskError, TaskRef
+from conveyor.process.lane import LeasedRef
+from conveyor.process.paced_refs import PacedRefs
+from conveyor.process.recorder import LeasedChunk
+from conveyor.states import TaskStatus
+from tests.support.clocks import ManualClock
+from tests.support.in_process_fetchers import idle
+from tests.support.make_jobs import make_job
+
+
+class PacedLane:
+    """A lane that remembers what was postponed, and whether it was woken."""
+
+    def __init__(self, clock: ManualClock, paces: Paces) -> None:
+        self.postponed: list[tuple[int, float]] = []
+        self.woken = 0
+        job = make_job(clock, kind=JobKind.FETCH, pace=Pace.AUTO, concurrency=64)
+        self.refs: PacedRefs[LeasedRef] = PacedRefs(
+            paces, job, host_of, clock, 4, lambda: 64, self._wake, lambda: None, self._postpone, self._spawn
+        )
+        assert self.refs.is_on
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _postpone(self, entry: LeasedRef, delay: float) -> None:
+        self.postponed.append((entry.ref.index, delay))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return asyncio.create_task(work)
+
+    def finish(self, entries: Sequence[LeasedRef]) -> None:
+        self.refs.learn(entries, [Outcome(TaskStatus.SUCCEEDED) for _ in entries])
+        self.refs.release(entries)
+
+
+def host_of(ref: TaskRef) -> str:
+    return ref.input.split("/")[2]
+
+
+def entries_of(host: str, count: int) -> list[LeasedRef]:
+    chunk = LeasedChunk(QueueName("run"), "receipt", count)
+    return [LeasedRef(chunk, TaskRef(index, InputJson(f'"http://{host}/{index}"'))) for index in range(count)]
+
+
+def refusal(retry_after: float) -> Outcome:
+    return Outcome(TaskStatus.FAILED, http_status=429, error=TaskError("http_429", "slow"), retry_after=retry_after)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def paces(clock: ManualClock) -> Paces:
+    unused: Any = None
+    return Paces(unused, clock, "worker")
+
+
+async def test_references_of_a_host_with_a_long_pause_do_not_wait_in_the_lane(clock: ManualClock, paces: Paces) -> None:
+    lane = PacedLane(clock, paces)
+    entries = entries_of("a.example", START + 4)
+    sent = lane.refs.admit(entries[:-1])
+    assert len(lane.refs) == 3
+    lane.refs.learn(sent[:1], [refusal(3600.0)])
+    assert [index for index, _ in lane.postponed] == [START, START + 1, START + 2], "those that waited"
+    assert not lane.refs.admit(entries[-1:])
+    assert lane.postponed[-1] == (START + 3, pytest.approx(3600))
+    assert (len(lane.refs), lane.refs.has_ready) == (0, False)
+    assert len(lane.refs.admit(entries_of("b.example", 1))) == 1
+
+
+async def test_references_of_a_host_with_a_short_pause_wait_in_the_lane(clock: ManualClock, paces: Paces) -> None:
+    lane = PacedLane(clock, paces)
+    sent = lane.refs.admit(entries_of("a.example", START + 3))
+    lane.refs.learn(sent[:1], [refusal(3.0)])
+    assert (len(lane.refs), lane.postponed) == (3, [])
+    lane.refs.close()
+
+
+async def test_a_full_lane_keeps_what_its_hosts_start_soon(clock: ManualClock, paces: Paces) -> None:
+    lane = PacedLane(clock, paces)
+    lane.refs.admit(entries_of("dead.example", 500 + START))
+    sent = lane.refs.admit(entries_of("fast.example", 400 + START))
+    lane.refs.thin_out()
+    for _ in range(25):
+        clock.advance(0.2)
+        lane.finish(sent)
+        sent = lane.refs.take(8)
+    before = len(lane.refs)
+    lane.refs.thin_out()
+    assert len(lane.postponed) == 400, "100 of the dead host stay, and all of the fast one"
+    assert {delay for _, delay in lane.postponed} == {60.0}
+    assert len(lane.refs) == before - 400
+    assert len({index for index, _ in lane.postponed}) == 400
+    lane.refs.thin_out()
+    assert len(lane.postponed) == 400
+    lane.refs.close()
