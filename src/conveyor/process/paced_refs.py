@@ -175,6 +175,8 @@ class PacedRefs(Generic[T]):
         now = self._clock.monotonic()
         for pace, first, end in _by_pace(entries):
             pace.finish(self, end - first, now)
+            if self not in pace.users:
+                self._used.discard(pace)
         for entry in entries:
             entry.pace = None
 

@@ -69,6 +69,16 @@ def paces(clock: ManualClock) -> Paces:
     return Paces(unused, clock, "worker")
 
 
+async def test_a_host_that_nothing_is_sent_to_is_forgotten(clock: ManualClock, paces: Paces) -> None:
+    lane = PacedLane(clock, paces)
+    for number in range(50):
+        sent = lane.refs.admit(entries_of(f"{number}.example", 2))
+        lane.finish(sent[:1])
+        assert len(lane.refs._used) == 1, "one is still sent"
+        lane.finish(sent[1:])
+    assert not lane.refs._used
+
+
 async def test_references_of_a_host_with_a_long_pause_do_not_wait_in_the_lane(clock: ManualClock, paces: Paces) -> None:
     lane = PacedLane(clock, paces)
     entries = entries_of("a.example", START + 4)
