@@ -151,6 +151,9 @@ class PacedRefs(Generic[T]):
             self._start(pace, count)
             self._started[pace] = self._started.get(pace, 0) + count
             self._note_waiting(pace, queue)
+            if not count and not queue:
+                # Those that it was woken for are lost: the turn is another lane's.
+                pace.wake(now)
             if count and queue and pace.room(self, now) > 0:
                 self._ready[pace] = None
         return taken
@@ -255,6 +258,7 @@ class PacedRefs(Generic[T]):
     def drain(self) -> list[T]:
         """Remove and return all references that wait."""
         entries: list[T] = []
+        paces = list(self._held)
         for pace, queue in self._held.items():
             pace.wait(self, is_waiting=False)
             entries += queue
@@ -262,6 +266,10 @@ class PacedRefs(Generic[T]):
         self._ready.clear()
         self._started.clear()
         self._count = 0
+        now = self._clock.monotonic()
+        for pace in paces:
+            # The turn of this lane may be that of another now.
+            pace.wake(now)
         return entries
 
     def stop(self) -> None:

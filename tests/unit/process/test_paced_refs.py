@@ -79,6 +79,36 @@ async def test_a_host_that_nothing_is_sent_to_is_forgotten(clock: ManualClock, p
     assert not lane.refs._used
 
 
+async def test_a_lane_whose_references_are_lost_passes_its_turn_on(clock: ManualClock, paces: Paces) -> None:
+    first, second, third = (PacedLane(clock, paces) for _ in range(3))
+    sent = first.refs.admit(entries_of("a.example", START))
+    assert len(sent) == START
+    lost = entries_of("a.example", 1)
+    assert not second.refs.admit(lost)
+    assert not third.refs.admit(entries_of("a.example", 1))
+    first.finish(sent[:1])
+    await idle()
+    assert (second.woken, third.woken) == (1, 0), "there is room for one"
+    lost[0].chunk.lost = True
+    assert not second.refs.take(1)
+    await idle()
+    assert third.woken == 1
+    assert len(third.refs.take(1)) == 1
+
+
+async def test_a_lane_that_is_drained_passes_its_turn_on(clock: ManualClock, paces: Paces) -> None:
+    first, second, third = (PacedLane(clock, paces) for _ in range(3))
+    sent = first.refs.admit(entries_of("a.example", START))
+    second.refs.admit(entries_of("a.example", 1))
+    third.refs.admit(entries_of("a.example", 1))
+    first.finish(sent[:1])
+    await idle()
+    assert (second.woken, third.woken) == (1, 0)
+    second.refs.stop()
+    await idle()
+    assert third.woken == 1
+
+
 async def test_references_of_a_host_with_a_long_pause_do_not_wait_in_the_lane(clock: ManualClock, paces: Paces) -> None:
     lane = PacedLane(clock, paces)
     entries = entries_of("a.example", START + 4)
