@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from conveyor.clock import Clock
-from conveyor.coordination.pace import HostPace
+from conveyor.clock import CLOCK_SLACK, Clock
+from conveyor.coordination.pace import MAX_PAUSE, HostPace
 from conveyor.engines.coordinator import Coordinator
 from conveyor.model import TenantId
 
@@ -48,6 +48,12 @@ class PaceState(msgspec.Struct, frozen=True, array_like=True):
 
     def live_parts(self, now: float) -> dict[str, PacePart]:
         return {name: part for name, part in self.parts.items() if abs(now - part.at) <= _LIVE_SECONDS}
+
+    def pause_left(self, now: float) -> float:
+        """Return for how many more seconds the host is paused. A time further away than any pause was set by a clock
+        that was ahead of this one."""
+        left = self.paused_until - now
+        return left if 0 < left <= MAX_PAUSE + CLOCK_SLACK else 0.0
 
 
 PaceStates = dict[str, PaceState]
@@ -122,12 +128,12 @@ class Paces:
             old = merged.pop(pace.host, None)
             parts = {} if old is None else old.live_parts(now)
             parts[self._worker] = PacePart(round(pace.limit, 2), pace.in_flight, now)
-            until = now + pace.paused_until - here if pace.paused_until > here else 0.0
+            pause = max(pace.paused_until - here, 0.0 if old is None else old.pause_left(now))
             merged[pace.host] = PaceState(
                 limit=round(sum(part.limit for part in parts.values()), 2),
                 latency=pace.latency,
                 at=now,
-                paused_until=max(until, 0.0 if old is None or old.paused_until <= now else old.paused_until),
+                paused_until=now + pause if pause > 0 else 0.0,
                 is_settled=pace.is_settled or (len(parts) > 1 and old is not None and old.is_settled),
                 parts=parts,
             )
@@ -146,8 +152,9 @@ class Paces:
                 pace.adopt(limit, state.limit)
             elif others:
                 pace.adopt(limit)
-        if state.paused_until - now > pace.paused_until - here + 1 and state.paused_until > now:
-            pace.pause(here + state.paused_until - now)
+        left = state.pause_left(now)
+        if left > 0 and left > pace.paused_until - here + 1:
+            pace.pause(here + left)
 
     def _drop_idle(self) -> None:
         now = self._clock.monotonic()

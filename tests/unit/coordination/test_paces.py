@@ -62,6 +62,21 @@ async def test_a_pause_holds_for_all_workers(coordinator: Any, clock: ManualCloc
     assert lane.lowered == 1, "the lane sets its timer"
 
 
+async def test_a_pause_by_a_clock_that_was_ahead_does_not_count(coordinator: Any, clock: ManualClock) -> None:
+    ahead = ManualClock()
+    ahead.advance(clock.now() + 100_000 - ahead.now())
+    first, second = Paces(coordinator, ahead, "ahead"), Paces(coordinator, clock, "here")
+    first.of(ACME, "a.example").refuse(ahead.monotonic(), 30.0)
+    await first.share([ACME])
+    assert (await list_paces(coordinator, ACME))["a.example"].paused_until > clock.now() + 90_000
+    here, lane = second.of(ACME, "a.example"), Lane()
+    use(here, 8.0, clock.monotonic(), lane)
+    await second.share([ACME])
+    here.finish(lane, here.in_flight, clock.monotonic())
+    assert here.room(lane, clock.monotonic()) > 0
+    assert (await list_paces(coordinator, ACME))["a.example"].paused_until == 0.0, "it is not passed on"
+
+
 async def test_hosts_that_nobody_uses_are_dropped(coordinator: Any, clock: ManualClock) -> None:
     paces, lane = Paces(coordinator, clock, "w"), Lane()
     used = paces.of(ACME, "used.example")
