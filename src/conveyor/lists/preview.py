@@ -34,7 +34,8 @@ class PreviewedTask(msgspec.Struct, frozen=True):
 class ListPreview(msgspec.Struct, frozen=True):
     """How the list is read: the first 20 `tasks` and `invalid` lines, and how many of each the text has."""
 
-    format: ListFormat
+    # text, jsonl or csv.
+    format: str
     tasks: list[PreviewedTask]
     invalid: list[InvalidListLine]
     task_count: int
