@@ -15,7 +15,7 @@ from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, 
 from conveyor.handlers import default as default_handlers
 from conveyor.model import PROGRESS, InputJson, Job, Outcome, TaskProgress, TaskRef, progress_id
 from conveyor.process.executors.python import python_executor
-from conveyor.process.executors.python.handler_calls import BatchDone, outcome_of, raised
+from conveyor.process.executors.python.handler_calls import BatchDone, PageCall, SentPage, outcome_of, raised
 from conveyor.process.executors.python.in_process import InProcessHandlers
 from conveyor.process.executors.python.python_executor import MAX_FIRST_GRAIN, MAX_GRAIN, PythonExecutor
 from conveyor.process.outcomes import detail_json
@@ -24,6 +24,7 @@ from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.support.handlers_app import Exiting, Unspeakable, double, handlers, whole
 from tests.support.make_jobs import make_job
+from tests.support.parsers_app import parsers
 from tests.support.places import quick_place
 
 APP = "tests.support.handlers_app:handlers"
@@ -216,6 +217,14 @@ async def test_a_batch_of_slow_calls_leaves_the_others_to_the_lane(
     inputs = refs(*(f'{{"number":{n},"seconds":0.02}}' for n in range(4)))
     (outcome,) = await executor.attempt(job_for(handler), inputs)
     assert outcome.body == b"0"
+
+
+async def test_an_empty_page_may_be_the_first(system: System) -> None:
+    made = executor_on(system, found=parsers, handler_processes=0)
+    pages = [SentPage(memoryview(body), len(body), None, 200, "{}") for body in (b"", b"<h1>a</h1>", b"")]
+    calls = [PageCall(index, InputJson('"http://site.test/"'), page=page) for index, page in enumerate(pages)]
+    assert [result.code for result in await made.extract(job_for(None, extract="nothing"), calls)] == [None] * 3
+    await made.close()
 
 
 async def test_after_a_death_a_batch_runs_to_its_end(

@@ -260,12 +260,13 @@ def _name_of(job: Job) -> str:
 def _page_batches(calls: Sequence[PageCall], grain: int) -> list[list[PageCall]]:
     """The calls in batches of at most `grain` pages, and of few bytes if there is more than one page."""
     batches: list[list[PageCall]] = []
-    size = _BATCH_BYTES
+    size = 0
     for call in calls:
-        size += 0 if call.page is None else len(call.page.body)
-        if size > _BATCH_BYTES or len(batches[-1]) >= grain:
+        length = 0 if call.page is None else len(call.page.body)
+        if not batches or size + length > _BATCH_BYTES or len(batches[-1]) >= grain:
             batches.append([])
-            size = 0 if call.page is None else len(call.page.body)
+            size = 0
+        size += length
         batches[-1].append(call)
     return batches
 
