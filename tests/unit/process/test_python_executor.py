@@ -219,6 +219,18 @@ async def test_a_batch_of_slow_calls_leaves_the_others_to_the_lane(
     assert outcome.body == b"0"
 
 
+@pytest.mark.parametrize("handler", ["double", "double-async"])
+async def test_a_batch_of_slow_pages_is_continued_to_its_end(
+    executor: PythonExecutor, monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    # However quick it is, each batch is cut after its first call.
+    monkeypatch.setattr(python_executor, "BATCH_SECONDS", -1.0)
+    monkeypatch.setattr(executor, "grain", lambda job: 3)
+    calls = [PageCall(index, InputJson(str(index))) for index in range(5)]
+    results = await executor.extract(job_for(None, extract=handler), calls)
+    assert [result.body for result in results] == [b"0", b"2", b"4", b"6", b"8"]
+
+
 async def test_an_empty_page_may_be_the_first(system: System) -> None:
     made = executor_on(system, found=parsers, handler_processes=0)
     pages = [SentPage(memoryview(body), len(body), None, 200, "{}") for body in (b"", b"<h1>a</h1>", b"")]

@@ -115,7 +115,7 @@ class PythonExecutor(LocalExecutor):
         handler = self._handlers.find(job.options.extract)
         if handler is None:
             return [missing(job.options.extract, self._handlers.names())] * len(calls)
-        batches = [self._results(job, handler, batch, None) for batch in _page_batches(calls, self.grain(job))]
+        batches = [self._all_results(job, handler, batch) for batch in _page_batches(calls, self.grain(job))]
         return [result for results in await asyncio.gather(*batches) for result in results]
 
     def lingering(self, run_id: RunId) -> int:
@@ -144,6 +144,15 @@ class PythonExecutor(LocalExecutor):
             raise
         await reporter.finish(rest=result.code is not None)
         return outcome_of(result)
+
+    async def _all_results(self, job: Job, handler: Handler, calls: Sequence[PageCall]) -> list[CallResult]:
+        """Return a result for each call. A batch that is cut, because its first calls took long, is continued."""
+        results: list[CallResult] = []
+        while len(results) < len(calls):
+            more = await self._results(job, handler, calls[len(results) :], None)
+            assert more, "a batch makes at least one call"
+            results += more
+        return results
 
     async def _results(
         self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
