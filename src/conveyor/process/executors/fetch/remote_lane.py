@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# Pages that may wait for `extract` in one lane, or twice its width; and bytes of them, above which no pack is read.
+# Pages that may wait for `extract` in one lane, or twice its width, and their bytes: above either it sends no more.
 _EXTRACTING = 256
 _EXTRACTING_BYTES = 64 * 1024 * 1024
+# Bytes above which no pack is read. The packs of a fetcher are for all lanes, so what was sent before should fit in.
+_MAX_EXTRACTING_BYTES = 4 * _EXTRACTING_BYTES
 
 
 class RemoteLane(Lane):
@@ -111,21 +113,19 @@ class RemoteLane(Lane):
     def _extract_later(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         """Start the extraction from the bodies of these outcomes, which records them."""
         if entries:
+            # At once, and not when the task begins: what follows decides by it.
+            size = sum([len(outcome.body or b"") for outcome in outcomes])
+            self._extracting_bytes += size
             extracting = asyncio.create_task(self._extract_pages(entries, outcomes))
             self._extractions.add(extracting)
-            extracting.add_done_callback(self._on_extracted)
+            extracting.add_done_callback(partial(self._on_extracted, size))
 
     async def _extract_pages(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
-        size = sum([len(outcome.body or b"") for outcome in outcomes])
-        self._extracting_bytes += size
-        try:
-            is_extracted = await self._extract(entries, outcomes)
-        finally:
-            self._extracting_bytes -= size
-        if is_extracted:
+        if await self._extract(entries, outcomes):
             self._add_outcomes(entries, outcomes)
 
-    def _on_extracted(self, task: "asyncio.Task[None]") -> None:
+    def _on_extracted(self, size: int, task: "asyncio.Task[None]") -> None:
+        self._extracting_bytes -= size
         self._extractions.discard(task)
         self._extracted.set()
         self._send()
@@ -148,7 +148,7 @@ class RemoteLane(Lane):
     async def until_capacity(self) -> None:
         if self._recorder.full:
             await self._recorder.until_capacity()
-        while self._extracting_bytes > _EXTRACTING_BYTES:
+        while self._extracting_bytes > _MAX_EXTRACTING_BYTES:
             self._extracted.clear()
             await self._extracted.wait()
 
@@ -160,7 +160,7 @@ class RemoteLane(Lane):
     @property
     def _is_extracting_enough(self) -> bool:
         """Whether to fetch no more: what waits for `extract` is fetched again after a crash."""
-        return self._extracting > max(_EXTRACTING, 2 * self.width)
+        return self._extracting > max(_EXTRACTING, 2 * self.width) or self._extracting_bytes > _EXTRACTING_BYTES
 
     def recheck_targets(self) -> None:
         super().recheck_targets()

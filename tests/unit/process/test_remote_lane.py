@@ -1,0 +1,117 @@
+"""The lane whose references are attempted by fetchers: how many pages wait for `extract`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from conveyor.coordination.limits import TargetLimits
+from conveyor.engines.queue import QueueName
+from conveyor.model import InputJson, Job, JobKind, Outcome, TaskRef
+from conveyor.process.executors.fetch import remote_lane
+from conveyor.process.executors.fetch.remote_lane import RemoteLane
+from conveyor.process.lane import LaneTools, LeasedRef
+from conveyor.process.recorder import LeasedChunk
+from conveyor.states import TaskStatus
+from tests.support.clocks import ManualClock
+from tests.support.in_process_fetchers import idle
+from tests.support.make_jobs import make_job
+
+LIMIT = 100
+
+
+class HandFetchers:
+    """Fetchers that take four references at once and end what the test says."""
+
+    def __init__(self) -> None:
+        self.started: list[LeasedRef] = []
+
+    def target(self, ref: TaskRef) -> str | None:
+        return None
+
+    def attempts(self, lane: RemoteLane) -> int:
+        return len(self.started)
+
+    def capacity(self, lane: RemoteLane) -> int:
+        return 4 - len(self.started)
+
+    def start(self, lane: RemoteLane, entries: list[LeasedRef]) -> None:
+        self.started += entries
+
+    def update_width(self, lane: RemoteLane) -> None:
+        return
+
+    def balance(self, lane: RemoteLane) -> None:
+        return
+
+    def drop(self, lane: RemoteLane, *, everything: bool) -> None:
+        self.started.clear()
+
+    def end(self, lane: RemoteLane, body: bytes) -> None:
+        """End the oldest attempt."""
+        lane.on_outcomes([self.started.pop(0)], [Outcome(TaskStatus.SUCCEEDED, 200, body=body)])
+
+
+class Quiet:
+    """A worker, recorder and gate that have nothing to say."""
+
+    full = is_watching = is_urgent = is_recording = False
+
+    def __init__(self) -> None:
+        self.recorded: list[int] = []
+
+    def add(self, job: Job, chunks: Sequence[Any], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
+        self.recorded += [ref.index for ref in refs]
+
+    def on_slots_idle(self) -> None:
+        return
+
+    request_tick = close = on_slots_idle
+
+    def record(self, *_: object) -> None:
+        return
+
+    on_slots_freed = release = record
+
+
+class SlowExtractor:
+    """Ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def extract(self, job: Job, refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
+        await self.may_end.wait()
+
+
+async def test_many_bytes_that_wait_for_extract_hold_up_their_own_lane_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_lane, "_EXTRACTING_BYTES", LIMIT)
+    monkeypatch.setattr(remote_lane, "_MAX_EXTRACTING_BYTES", 4 * LIMIT)
+    clock, quiet, extractor = ManualClock(), Quiet(), SlowExtractor()
+    job = make_job(clock, kind=JobKind.FETCH, extract="product")
+    fetchers: Any = HandFetchers()
+    parts: Any = (quiet, quiet, TargetLimits(None, job, "worker"), quiet)  # type: ignore[arg-type]
+    slow: Any = extractor
+    lane = RemoteLane(job, fetchers, 1, LaneTools(*parts, clock, extractor=slow))
+    chunk = LeasedChunk(QueueName("run"), "receipt", 8)
+    lane.feed(chunk, [TaskRef(index, InputJson('"http://site.test/"')) for index in range(8)])
+    lane.set_width(4)
+    fetchers.end(lane, b"x" * LIMIT)
+    assert [entry.ref.index for entry in fetchers.started] == [1, 2, 3, 4]
+    fetchers.end(lane, b"x")
+    await idle()
+    assert [entry.ref.index for entry in fetchers.started] == [2, 3, 4], "above the limit it sends no more"
+    # The packs of the fetcher are read on: other lanes have outcomes in them.
+    async with asyncio.timeout(10):
+        await lane.until_capacity()
+    fetchers.end(lane, b"x" * 3 * LIMIT)
+    reading = asyncio.ensure_future(lane.until_capacity())
+    await idle()
+    assert not reading.done(), "memory is bounded"
+    extractor.may_end.set()
+    await idle()
+    assert reading.done()
+    assert quiet.recorded == [0, 1, 2]
+    assert [entry.ref.index for entry in fetchers.started] == [3, 4, 5, 6]
+    await lane.stop(0.0)
