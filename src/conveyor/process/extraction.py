@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
+import structlog
 
+from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
-from conveyor.errors import BodyDamaged
+from conveyor.errors import BodyDamaged, Unavailable
 from conveyor.model import (
     EXTRACT_FAILED,
     BodyRef,
@@ -32,9 +34,14 @@ from conveyor.read.body_reader import read_all
 from conveyor.read.results import stream_body
 from conveyor.states import TaskStatus
 
+log = structlog.get_logger()
+
 # Bytes of stored bodies that are read together, and how often at once.
 _WINDOW_BYTES = 8 * 1024 * 1024
 _WINDOWS = 4
+# How long to wait for a store that failed; each failure in a row doubles it.
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
 
 
 @runtime_checkable
@@ -48,9 +55,10 @@ class CallsExtract(Protocol):
 class Extractor:
     """One for each worker. `caller` is its executor for handlers."""
 
-    def __init__(self, caller: object, blobs: Blobs) -> None:
+    def __init__(self, caller: object, blobs: Blobs, clock: Clock) -> None:
         self._caller = caller if isinstance(caller, CallsExtract) else None
         self._blobs = blobs
+        self._clock = clock
         self._reading = asyncio.Semaphore(_WINDOWS)
 
     async def extract(self, job: Job, refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
@@ -61,8 +69,26 @@ class Extractor:
         if arrived:
             await self._call(job, arrived)
         for window in _windows(stored):
+            await self._extract_stored(job, window)
+
+    async def _extract_stored(self, job: Job, window: Sequence[tuple[TaskRef, Outcome]]) -> None:
+        """Extract from stored bodies, once they can be read. While the store fails the tasks wait here: they were
+        fetched, so another attempt would repeat the request, and a lost start would count against them."""
+        pause = _FIRST_PAUSE
+        while True:
             async with self._reading:
-                await self._call(job, await self._read(job, window))
+                try:
+                    pages = await self._read(job, window)
+                except Unavailable as error:
+                    problem = error
+                else:
+                    await self._call(job, pages)
+                    return
+            log.warning("stored bodies not read; retrying", run=job.run.run_id, error=repr(problem), seconds=pause)
+            await self._clock.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+            # Those whose body cannot be sent have failed already.
+            window = [pair for pair in window if has_page(pair[1])]
 
     async def _call(self, job: Job, pages: Sequence[tuple[TaskRef, Outcome, SentPage]]) -> None:
         calls = [PageCall(ref.index, ref.input, ref.attempt, ref.since, page) for ref, _, page in pages]

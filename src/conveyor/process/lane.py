@@ -402,8 +402,8 @@ class Lane(ABC):
         self._on_recorded(len(entries))
 
     async def _extract(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> bool:
-        """Have the job's `extract` called with the bodies of these outcomes. False: they do not count, because a store
-        failed; the queue redelivers their messages."""
+        """Have the job's `extract` called with the bodies of these outcomes. False: that failed, and they do not count;
+        the queue redelivers their messages."""
         assert self._extractor is not None
         self._extracting += len(entries)
         try:

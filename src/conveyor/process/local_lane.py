@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from conveyor.errors import Unavailable
 from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskRef
 from conveyor.process.earlier_outcomes import may_have_stored
 from conveyor.process.executors.stored_body_executor import is_extract_only
@@ -23,6 +24,10 @@ log = structlog.get_logger()
 _ALIVE_SECONDS = 60.0
 
 Finished = tuple[list[LeasedRef], list[Outcome]]
+
+
+class NothingAttempted(Exception):
+    """The earlier outcomes of the tasks could not be read, and no attempt was made."""
 
 
 class LocalLane(Lane):
@@ -161,6 +166,8 @@ class LocalLane(Lane):
         except Superseded:
             for entry in entries:
                 await self._owner.on_superseded(entry.chunk)
+        except NothingAttempted as error:
+            self._put_back(entries, error)
         except Exception:
             # An executor must not raise. Once their leases expire, the queue redelivers the chunks as lost starts.
             log.exception("executor failed", run=self.job.run.run_id, indexes=[ref.index for ref in refs])
@@ -176,11 +183,18 @@ class LocalLane(Lane):
         return entries[:attempted]
 
     async def _attempt_or_reuse(self, refs: list[TaskRef]) -> list[Outcome]:
-        """Have the executor attempt the references that have no stored body to extract from."""
-        if not may_have_stored(self.job) or is_extract_only(self.job):
+        """Have the executor attempt the references that have no stored body to extract from. Raises
+        NothingAttempted."""
+        if not may_have_stored(self.job):
             return await self._executor.attempt(self.job, refs)
         assert self._earlier is not None
-        stored = await self._earlier.stored(self.job, refs)
+        try:
+            if is_extract_only(self.job):
+                # It only looks for stored bodies.
+                return await self._executor.attempt(self.job, refs)
+            stored = await self._earlier.stored(self.job, refs)
+        except Unavailable as error:
+            raise NothingAttempted(error.message) from error
         others = [ref for ref in refs if ref.index not in stored]
         fetched = iter(await self._executor.attempt(self.job, others) if others else [])
         return [stored[ref.index] if ref.index in stored else next(fetched) for ref in refs]

@@ -96,7 +96,7 @@ class Worker:
         self._coordinator = coordinator
         self._lifecycle = lifecycle
         self._executors = executors
-        self._extractor = Extractor(executors.get(JobKind.PYTHON), bodies.blobs)
+        self._extractor = Extractor(executors.get(JobKind.PYTHON), bodies.blobs, clock)
         self._earlier = EarlierOutcomes(records, tasks)
         self._stored = StoredBodyExecutor(self._earlier)
         self._lanes: dict[RunId, Lane] = {}

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from conveyor.coordination.limits import TargetLimits
 from conveyor.engines.queue import QueueName
 from conveyor.errors import EngineFailed
-from conveyor.model import InputJson, Job, JobKind, Outcome, TaskError, TaskRef
+from conveyor.model import InputJson, Job, JobKind, Lineage, Outcome, RunId, TaskError, TaskRef
 from conveyor.process.executors import LocalExecutor
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.local_lane import LocalLane
@@ -316,6 +317,67 @@ async def test_a_lane_backs_off_longer_each_time_that_no_task_can_start() -> Non
             await idle()
     assert bench.clock.now() - started == pytest.approx(0.1 + 0.2 + 0.4, abs=0.11)
     assert len(logs) == 3
+
+
+class Earlier:
+    """Earlier outcomes, none of them stored. While `failing`, they cannot be read."""
+
+    failing = 0
+
+    async def stored(self, job: Job, refs: Sequence[TaskRef]) -> dict[int, Outcome]:
+        if self.failing:
+            self.failing -= 1
+            raise EngineFailed("for a moment")
+        return {}
+
+
+class Unchanging:
+    """An extractor that makes nothing of what it gets."""
+
+    async def extract(self, job: Job, refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
+        return
+
+
+def rerun_bench(earlier: Earlier, act: Act | None = None, *, extract_only: bool = False) -> Bench:
+    bench = Bench(act, grain=2, kind=JobKind.FETCH, extract="product")
+    lineage = Lineage(RunId("before"), extract_only=extract_only)
+    job = bench.lane.job
+    bench.lane.job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, lineage=lineage))
+    parts: Any = (earlier, Unchanging())
+    bench.lane._earlier, bench.lane._extractor = parts
+    return bench
+
+
+class TestReruns:
+    @pytest.mark.parametrize("extract_only", [False, True])
+    async def test_tasks_whose_earlier_outcomes_can_not_be_read_wait(self, extract_only: bool) -> None:
+        async def look(refs: Sequence[TaskRef]) -> list[Outcome]:
+            await earlier.stored(bench.lane.job, refs)
+            return [success() for _ in refs]
+
+        earlier = Earlier()
+        earlier.failing = 8
+        bench = rerun_bench(earlier, look if extract_only else None, extract_only=extract_only)
+        chunk = bench.feed(2)
+        with capture_logs() as logs:
+            await bench.run()
+            assert (bench.lane.demand, bench.recorder.outcomes) == (2, {})
+            while not bench.recorder.outcomes:
+                bench.clock.advance(5.0)
+                await idle()
+        assert {entry["event"] for entry in logs} == {"no task could start; the lane backs off"}
+        assert [attempt for attempt, _ in bench.recorder.outcomes.values()] == [1, 1]
+        assert not chunk.lost
+
+    async def test_an_attempt_that_raises_is_not_repeated_at_once(self) -> None:
+        async def act(refs: Sequence[TaskRef]) -> list[Outcome]:
+            raise EngineFailed("after the request")
+
+        bench = rerun_bench(Earlier(), act)
+        chunk = bench.feed(2)
+        with capture_logs():
+            await bench.run()
+        assert (chunk.lost, bench.executor.batches, bench.lane.demand) == (True, [[0, 1]], 0)
 
 
 class TestBreakers:
