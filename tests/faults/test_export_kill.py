@@ -82,6 +82,10 @@ async def manifest_rows(system: System, job: Job) -> list[dict[str, Any]]:
                     "error": task.detail.error
                     and {"code": task.detail.error.code, "message": task.detail.error.message},
                     "final_url": task.detail.final_url,
+                    "id": None,
+                    "tag": json.loads(bytes(task.input))["tag"],
+                    "data": None,
+                    "extracted": None,
                 }
             )
     return sorted(rows, key=lambda row: row["index"])
@@ -118,7 +122,8 @@ def check(archive: Path, rows: list[dict[str, Any]]) -> None:
         assert made.testzip() is None
         lines = [json.loads(line) for line in made.read("manifest.jsonl").splitlines()]
         files = [line.pop("file") for line in lines]
-        assert lines == rows
+        # Not as lists: their difference would take minutes to show.
+        assert [line for line, row in zip(lines, rows, strict=True) if line != row][:3] == []
         assert [name for name in files if name] == made.namelist()[:-1]
     if unzip := shutil.which("unzip"):
         checked = subprocess.run([unzip, "-tqq", str(archive)], capture_output=True, check=False)

@@ -112,7 +112,8 @@ async def test_what_was_accepted_is_what_is_shown(server: Api) -> None:
         if field != "run":
             assert shown[field] == value
     assert answer.json["run"].items() <= shown["run"].items()
-    assert shown["options"] == {"retention_days": 2.0}
+    # The pace that the job was accepted with, too.
+    assert shown["options"] == {"retention_days": 2.0, "pace": "auto"}
 
 
 async def test_tasks_are_readable_at_once(server: Api) -> None:
@@ -506,7 +507,7 @@ async def test_the_page_of_the_api(server: Api) -> None:
     for path, methods in paths.items():
         for method, described in methods.items():
             assert described["summary"], path
-            by_link = path.endswith("/content") or "/bodies/" in path
+            by_link = path.endswith("/content") or path.startswith(("/v1/bodies/", "/v1/extracted/"))
             needs_key = path == "/metrics" or (path.startswith("/v1") and not by_link)
             assert ("401" in described["responses"]) == needs_key, (method, path)
     assert b"$defs" not in answer.body

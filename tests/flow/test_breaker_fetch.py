@@ -87,10 +87,16 @@ async def test_parked_tried_and_released(system: System, clock: JumpingClock, ba
     async with embedded.running({"work"}):
         await embedded.until_ready()
         job = await submitted(
-            embedded, urls, concurrency=16, chunk_size=50, backoff={"base": 1000, "cap": 1000, "jitter": False}
+            embedded,
+            urls,
+            concurrency=16,
+            chunk_size=50,
+            backoff={"base": 1000, "cap": 1000, "jitter": False},
+            # Otherwise the pace of the host that is down could keep its breaker closed for long enough.
+            pace="fixed",
         )
         await until(lambda: system.tasks.counts(job.key), lambda counts: counts.succeeded == 400)
-        said = await waiting(system.coordinator, job.run.run_id)
+        said = await until(lambda: waiting(system.coordinator, job.run.run_id), lambda said: said is not None)
         assert said is not None
         assert f"breaker open for {bad.url(0)[:-2]} until" in said.detail
         tried = bad.asked

@@ -39,6 +39,8 @@ OTHER_FLAGS = {
     "--export",
     "--no-breaker",
     "--url-column",
+    "--option",
+    "--options",
 }
 COMMANDS = ("run", "submit", "rerun", "change", "schedules create")
 

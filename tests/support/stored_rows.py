@@ -11,6 +11,6 @@ async def rows(system: System) -> dict[str, int]:
     tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
     assert len(tables) >= 14
     counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
-    (ids,) = await database.row("SELECT count(*) FROM documents WHERE kind IN ('task_store', 'clock')", {})
+    (ids,) = await database.row("SELECT count(*) FROM documents WHERE kind IN ('announced_worker', 'task_store', 'clock')", {})
     counts["documents"] -= ids
     return {name: count for name, count in counts.items() if count and name != "keys"}
