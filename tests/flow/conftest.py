@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.runner import runtestprotocol
 
+from conveyor.read import list_order
 from tests.support.loop_watch import LoopWatch
 
 # Ten times the longest step of these tests on a quiet machine.
@@ -28,6 +29,12 @@ def loop_watch(request: pytest.FixtureRequest) -> Iterator[LoopWatch]:
         request.node.stash[_BLOCKED] = True
         said = "; ".join(f"{step.seconds:.2f} s at {step.where}" for step in watch.blocked)
         raise LoopBlocked(f"the event loop was blocked for more than {BOUND_SECONDS} s: {said}")
+
+
+@pytest.fixture
+def by_task_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an engine that does not store tasks by index."""
+    monkeypatch.setattr(list_order, "by_index", lambda tasks, run: None)
 
 
 @pytest.hookimpl(tryfirst=True)

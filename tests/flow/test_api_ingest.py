@@ -430,6 +430,7 @@ class TestShards:
         environ = {"CONVEYOR_FORCE_TASK_SHARDS": "1", "CONVEYOR_TASK_SHARD_COUNT": "16"}
         return Settings.load(environ, data=settings.data, ingest_range_bytes=20_000, sync_list_bytes=0)
 
+    @pytest.mark.usefixtures("by_task_id")
     async def test_a_sharded_job_is_listed_as_any_other(self, server: Api) -> None:
         count = 3000
         async with working(server.system):
@@ -450,6 +451,17 @@ class TestShards:
         only = await all_items(server, f"/v1/jobs/{job_id}/results?status=failed")
         assert only == []
 
+    async def test_all_shards_are_listed_in_list_order(self, server: Api) -> None:
+        async with working(server.system):
+            job_id = await submit_list(server, text(urls(300)))
+            done = await ended(server, job_id)
+        assert done["task_shard_count"] == 16
+        order = [(task_id(done["run"]["id"], index), index) for index in range(300)]
+        for limit in (7, 1000):
+            items = await all_items(server, f"/v1/jobs/{job_id}/results", limit)
+            assert [(item["task_id"], item["index"]) for item in items] == order
+
+    @pytest.mark.usefixtures("by_task_id")
     async def test_a_cursor_of_another_layout_is_refused(self, server: Api) -> None:
         async with working(server.system):
             small = (await server.submit({"tasks": urls(30)})).json["id"]
@@ -467,9 +479,16 @@ class TestShards:
         async with working(server.system):
             job_id = await submit_list(server, text(urls(30)))
             await ended(server, job_id)
-        ids = [item["task_id"] for item in (await server.get(f"/v1/jobs/{job_id}/results")).json["items"]]
-        rest = (await server.get(f"/v1/jobs/{job_id}/results?cursor={ids[11]}")).json["items"]
+        path = f"/v1/jobs/{job_id}/results"
+        # It began in the order of task_id, and keeps that, whatever the order of new listings.
+        ids = sorted(item["task_id"] for item in (await server.get(path)).json["items"])
+        assert len(ids) == 30
+        rest = (await server.get(f"{path}?cursor={ids[11]}")).json["items"]
         assert [item["task_id"] for item in rest] == ids[12:]
+        first = (await server.get(f"{path}?cursor={ids[11]}&limit=5")).json
+        assert first["next_cursor"].startswith("sh:")
+        second = (await server.get(f"{path}?cursor={first['next_cursor']}")).json
+        assert [item["task_id"] for item in first["items"] + second["items"]] == ids[12:]
 
     async def test_small_and_open_jobs(self, server: Api) -> None:
         small, opened = await server.submit({"tasks": urls(3)}), await server.submit({"mode": "open"})

@@ -138,12 +138,6 @@ class TestFilters:
         assert (answer.status, answer.json["code"]) == (404, "not_found")
 
 
-@pytest.fixture
-def by_task_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an engine that does not store tasks by index."""
-    monkeypatch.setattr(list_order, "by_index", lambda tasks, run: None)
-
-
 class TestListOrder:
     """SQL engines list tasks in the order of the list."""
 
