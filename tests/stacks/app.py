@@ -1,4 +1,4 @@
-"""A function for jobs to call."""
+"""Functions for jobs to call."""
 
 from typing import Any
 
@@ -8,6 +8,11 @@ import conveyor
 @conveyor.task("tests.echo")
 def echo(given: Any) -> Any:
     return given
+
+
+@conveyor.task("tests.broken")
+def broken(_given: Any) -> Any:
+    raise LookupError("never found")
 
 
 @conveyor.task("tests.product")

@@ -23,7 +23,7 @@ async def test_the_dashboard_is_served_on_every_stack(api: Api, stack: str) -> N
     assert (await api.post("/v1/sign-in", {"link": link}, auth=False, headers=proof)).status == 401
 
     tasks = [{"number": number} for number in range(40)]
-    spec = {"kind": "python", "handler": "missing", "attempts": 1, "tasks": tasks}
+    spec = {"kind": "python", "handler": "tests.broken", "attempts": 1, "tasks": tasks}
     job_id = (await api.submit(spec, headers={"prefer": "respond-async"})).json["id"]
     async with asyncio.timeout(60):
         state = ""
@@ -31,7 +31,7 @@ async def test_the_dashboard_is_served_on_every_stack(api: Api, stack: str) -> N
             await asyncio.sleep(0.05)
             state = (await api.get(f"/v1/jobs/{job_id}", auth=False, headers=cookie)).json["state"]
     statistics = await shown(api, f"/v1/jobs/{job_id}/statistics", shapes.StatisticsShape)
-    assert (statistics.samples[-1].failed, statistics.errors[0].code) == (40, "handler_missing")
+    assert (statistics.samples[-1].failed, statistics.errors[0].code) == (40, "handler_raised")
     found = await shown(api, f"/v1/jobs/{job_id}/search?text=3&status=failed", shapes.TaskSearchPage)
     assert found.items[0].index == 3
     assert sorted(task.index for task in found.items) == [3, 13, 23, *range(30, 40)]
