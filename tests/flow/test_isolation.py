@@ -12,6 +12,7 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
 from conveyor.jobs.deadlines import DEADLINE
+from conveyor.jobs.event_names import WebhookNotify
 from conveyor.model import EXPORT, FailureThreshold, Job, OutboxEvent, UploadRecord
 from conveyor.notify.deliverer import Deliverer
 from conveyor.notify.deliveries import DELIVERY
@@ -141,7 +142,9 @@ async def test_retention_goes_on_after_a_job_that_makes_it_fail() -> None:
 
 async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
     async with open_fleet() as fleet:
-        bad = await fleet.submit(1)
+        # The entries of a job are read only if its tenant has any: here the same tenant has a good job, too.
+        notify = [WebhookNotify(url="https://receiver.example/")]
+        bad, _ = [await fleet.submit(1, notify=notify) for _ in range(2)]
         await fleet.submit(1, tenant=OTHER)
         documents: Any = Poisoned(fleet.system.records.documents, "documents", bad.job_id)
         records = replace(fleet.system.records, documents=documents)
