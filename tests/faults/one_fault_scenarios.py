@@ -18,7 +18,7 @@ from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.schedules import SCHEDULE, Schedules, ScheduleSpec, schedule_of
 from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
-from conveyor.egress.outbound import Outbound, Pairs
+from conveyor.egress.outbound import Outbound, Pairs, PostReply
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import NotFound
 from conveyor.export.exports import Exports, ExportState
@@ -231,7 +231,7 @@ class CountedOutbound(Outbound):
 
     threads: Any
 
-    async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
+    async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> PostReply:
         self.threads.busy += 1
         try:
             return await super().post(url, headers, body, timeout)

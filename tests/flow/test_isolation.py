@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.schedules import SCHEDULE
 from conveyor.coordination.isolation import Isolation
-from conveyor.egress.outbound import Outbound
+from conveyor.egress.outbound import Outbound, PostReply
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
@@ -178,9 +178,9 @@ async def test_the_deliverer_goes_on_after_a_delivery_that_makes_it_fail() -> No
     class Receiving:
         bodies: ClassVar[list[bytes]] = []
 
-        async def post(self, url: str, headers: object, body: bytes, timeout: float) -> tuple[int, None]:
+        async def post(self, url: str, headers: object, body: bytes, timeout: float) -> PostReply:
             self.bodies.append(body)
-            return 200, None
+            return PostReply(200, None)
 
         async def close(self) -> None: ...
 

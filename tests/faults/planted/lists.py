@@ -6,7 +6,7 @@ import pytest
 
 from conveyor.cli import run_command as run
 from conveyor.cli.snapshot import Snapshot
-from conveyor.egress.outbound import Outbound, Pairs
+from conveyor.egress.outbound import Outbound, Pairs, PostReply
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
@@ -44,11 +44,11 @@ def readers_keep_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is one when its body was read."""
 
-    async def post(self: Any, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
+    async def post(self: Any, url: str, headers: Pairs, body: bytes, timeout: float) -> PostReply:
         request = OutgoingRequest("POST", parse_url(url), tuple(headers), body)
         async with self._open(request, timeout) as response:
             await response.body_reader.read(1 << 16)
-            return response.status, response.get_header("retry-after")
+            return PostReply(response.status, response.get_header("retry-after"))
 
     monkeypatch.setattr(Outbound, "post", post)
 
