@@ -32,6 +32,9 @@ class LocalFetchers(Fetchers):
         load = len(self._orders.get(port, ())) + len(self._attempts.get(port, ()))
         return max(0, 2 * port.width + _AHEAD - load) if port.width else 0
 
+    def attempts(self, port: Port) -> int:
+        return len(self._attempts.get(port, ()))
+
     def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
         assert len(held) <= self.capacity(port)
         self._orders.setdefault(port, deque()).extend(held)

@@ -125,13 +125,11 @@ def a_breaker_that_opens_again_is_no_news(monkeypatch: pytest.MonkeyPatch) -> No
 
 def what_runs_is_as_wide_as_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrower lane gives back the permits of attempts that go on."""
-    count_sent = RemoteLane._count_sent
 
-    def counted(self: RemoteLane, change: int) -> None:
-        count_sent(self, change)
-        self.active = min(self._sent, self.width) if self.width else self._sent
+    def within_width(self: RemoteLane) -> int:
+        return min(self._fetchers.attempts(self), self.width)
 
-    monkeypatch.setattr(RemoteLane, "_count_sent", counted)
+    monkeypatch.setattr(RemoteLane, "attempts", property(within_width))
 
 
 def each_slot_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:

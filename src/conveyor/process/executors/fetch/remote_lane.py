@@ -37,8 +37,6 @@ class RemoteLane(Lane):
         self.number = number
         self._fetchers = fetchers
         self._sent = 0
-        # As many of these as run at most: beyond the width what was begun when it was larger.
-        self._begun = 0
         self._idle = asyncio.Event()
         self._stopping = False
         # Whether attempts may run beyond the width.
@@ -91,7 +89,6 @@ class RemoteLane(Lane):
             await asyncio.wait(self._extractions)
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
-        self._begun -= len(entries)
         self._paced.learn(entries, outcomes)
         self._return(entries)
         if self.job.options.extract is None:
@@ -135,7 +132,6 @@ class RemoteLane(Lane):
             # A breaker wants to know what each of them says about its target.
             self.on_outcomes(entries, page_outcomes(pages))
             return
-        self._begun -= len(entries)
         self._paced.learn_pages(entries, pages.elapsed)
         self._return(entries)
         self._gate.note_answers(entries)
@@ -201,8 +197,8 @@ class RemoteLane(Lane):
 
     def _count_sent(self, change: int) -> None:
         self._sent += change
-        self._begun = max(min(self._sent, self.width), min(self._sent, self._begun))
-        self.active = self._begun if self.width else self._sent
+        # Beyond the width, what began when it was larger goes on.
+        self.active = min(self._sent, max(self.width, self.attempts)) if self.width else self._sent
         if self._sent == 0:
             self._idle.set()
         else:
