@@ -54,7 +54,9 @@ class SlotDealer:
         self._times.update([(lane.job.tenant, lane.job.run.run_id) for lane in lanes], now)
         demands = {lane.job.run.run_id: self._demand(lane) for lane in lanes}
         slots = await self._count_slots(demands.values())
+        self._slots = slots
         dealt = deal(demands.values(), slots)
+        self._narrow(lanes, dealt)
         granted = await self._permits.acquire(
             {
                 # The semaphore also counts what runs, so ask for more while attempts of a wider deal go on.
@@ -62,7 +64,6 @@ class SlotDealer:
                 for run_id, lane in ((lane.job.run.run_id, lane) for lane in lanes)
             }
         )
-        self._slots = slots
         self.is_contended = sum(demand.want for demand in demands.values()) > slots
         self._set_widths(lanes, {run_id: min(count, granted[run_slots(run_id)]) for run_id, count in dealt.items()})
         is_fleet_full = slots < self._settings.worker_concurrency
@@ -76,6 +77,10 @@ class SlotDealer:
         """Attempts beyond the lane's width have ended: pass their slots on."""
         now = self._clock.monotonic()
         self._count(lane, now)
+        self._pass_on(now)
+
+    def _pass_on(self, now: float) -> None:
+        """Widen lanes that wait for slots by those that are free."""
         free = self._slots - self._in_use
         widths: dict[Lane, int] = {}
         while free > 0 and self._owed:
@@ -91,6 +96,18 @@ class SlotDealer:
     def forget(self, lane: Lane) -> None:
         """The lane stops: it gets no more slots. Those of its attempts are free when they end."""
         self._owed = deque(owed for owed in self._owed if owed[0] is not lane)
+
+    def _narrow(self, lanes: Collection[Lane], dealt: Mapping[RunId, int]) -> None:
+        """Narrow lanes before permits of their runs are given back: while the coordinator is asked, no attempt starts
+        in a slot whose permit another worker may have by then."""
+        now = self._clock.monotonic()
+        for lane in lanes:
+            if (width := dealt.get(lane.job.run.run_id, 0)) < lane.width:
+                lane.set_width(width)
+                self._count(lane, now)
+        owed = [(lane, min(width, dealt.get(lane.job.run.run_id, 0))) for lane, width in self._owed]
+        self._owed = deque((lane, width) for lane, width in owed if width > lane.width)
+        self._pass_on(now)
 
     def _set_widths(self, lanes: Collection[Lane], widths: Mapping[RunId, int]) -> None:
         """Narrow lanes, then widen others by the slots that are free, in the order of `widths`."""

@@ -2,6 +2,7 @@
 that were served least are next."""
 
 from collections import Counter
+from collections.abc import Mapping
 from random import Random
 from typing import Any, cast
 
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conveyor.coordination.limits import run_slots
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.model import Job, RunId, TenantId
-from conveyor.process.run_permits import RunPermits
+from conveyor.process.run_permits import PermitWish, RunPermits
 from conveyor.process.slot_dealer import SlotDealer
 from conveyor.settings import Settings
 from tests.support.clocks import ManualClock
@@ -127,6 +129,57 @@ async def test_attempts_never_exceed_the_slots_and_no_slot_is_idle(seed: int, sl
             # Of what there is to do, as much is done as the slots and the runs allow.
             possible = sum(min(lane.demand, lane.job.options.concurrency) for lane in pool.lanes)
             assert pool.attempts == min(slots, possible)
+
+
+async def test_what_starts_while_permits_are_asked_for_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that gives slots to another one gets references, and an attempt of it ends, before the coordinator has
+    answered: nothing starts for which its run has no permit."""
+    pool = Pool(4)
+    large = pool.add("tenant", 3)
+    await pool.deal()
+    large.end_attempt()
+    assert (large.width, large.active) == (3, 2)
+    pool.add("tenant", 10)
+    ask = RunPermits.acquire
+    asked: list[int] = []
+
+    async def acquire(self: RunPermits, wishes: Mapping[str, PermitWish]) -> Mapping[str, int]:
+        granted = await ask(self, wishes)
+        large.waiting += 5
+        large.set_width(large.width)
+        asked.append(wishes[run_slots(large.job.run.run_id)].want)
+        assert large.active <= granted[run_slots(large.job.run.run_id)]
+        return granted
+
+    monkeypatch.setattr(RunPermits, "acquire", acquire)
+    await pool.deal()
+    assert asked == [2]
+    pool.check()
+
+
+async def test_a_lane_that_waits_for_slots_gets_no_more_than_it_has_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was dealt more slots before than now, and one becomes free before the coordinator has answered."""
+    pool = Pool(4)
+    first = pool.add("first", 10)
+    await pool.deal()
+    second = pool.add("second", 10)
+    await pool.deal()
+    assert (first.width, first.active, second.active) == (2, 4, 0)
+    assert pool.dealer._owed
+    second.waiting = 1
+    ask = RunPermits.acquire
+
+    async def acquire(self: RunPermits, wishes: Mapping[str, PermitWish]) -> Mapping[str, int]:
+        granted = await ask(self, wishes)
+        second.waiting = 10
+        first.end_attempt()
+        first.end_attempt()
+        assert second.active <= granted[run_slots(second.job.run.run_id)] == 1
+        return granted
+
+    monkeypatch.setattr(RunPermits, "acquire", acquire)
+    await pool.deal()
+    pool.check()
 
 
 @pytest.mark.parametrize("seconds", [(0.5, 2.0), (0.001, 0.01), (5.0, 20.0)])
