@@ -366,6 +366,10 @@ class TestEarlierForms:
         await set_attributes(engine, Key("Rows#schedule#acme", "row#1"), v={"N": "2"})
         known = {made[0].job_id, made[3].job_id}
         assert {job.job_id for job in await jobs.active_jobs()} == known
+        assert {job.job_id for job in await jobs.jobs_of([(ACME, job.job_id) for job in made])} == known
+        for newer in made[1:3]:
+            with pytest.raises(EngineFailed, match="written by a newer Conveyor"):
+                await jobs.job(ACME, newer.job_id)
         listed, cursor = [], None
         while True:
             page = await jobs.jobs(ACME, cursor, 1)

@@ -19,6 +19,7 @@ from conveyor.engines.dynamodb.lifetimes import at_expiry, until_purged, while_i
 from conveyor.engines.dynamodb.schema import ACTIVE_PARTITIONS, bucket
 from conveyor.engines.dynamodb.table import Item, Key
 from conveyor.engines.job_records import bucket_of
+from conveyor.engines.newer_rows import read_row
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import (
@@ -198,6 +199,11 @@ def job_item(row: JobRow) -> Item:
 
 
 def job_row(item: Item) -> JobRow:
+    """A job. Raises EngineFailed if a newer Conveyor wrote it in a form or with a value unknown here."""
+    return read_row(item, _job_row)
+
+
+def _job_row(item: Item) -> JobRow:
     checked(item)
     latest = run_row(item)
     state = RunState(item["state"])

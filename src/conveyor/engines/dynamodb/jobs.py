@@ -149,7 +149,8 @@ class DynamoJobs:
 
     async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
         wanted = [job_key(tenant, job_id) for tenant, job_id in dict.fromkeys(keys)]
-        rows = [job_row(read.item) for read in await self._table.read(*wanted) if read.item is not None]
+        found = [read.item for read in await self._table.read(*wanted) if read.item is not None]
+        rows = readable(found, job_row)
         return [row.job for row in rows if self._visible(row)]
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
