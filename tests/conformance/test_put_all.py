@@ -132,6 +132,25 @@ async def test_a_log_that_is_written_to_is_removed_too(place: Path) -> None:
     assert await blobs.get(stored[0]) == b"y"
 
 
+async def test_a_log_that_gets_its_last_object_while_it_is_removed_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete has read that no object is left; then the log becomes full, and nobody has it open."""
+    blobs = LocalBlobs(place)
+    await blobs.put_all([(f"{folder(1)}/seg", b"x")])
+    monkeypatch.setattr(local_logs, "LOG_BYTES", 1)
+    logs, stored = blobs._logs, list[str]()
+    close = logs._close
+
+    def filled(path: Path, size: int) -> bool:
+        stored.extend(logs.append("results/acme", [(f"{folder(2)}/seg", b"y")]))
+        return close(path, size)
+
+    monkeypatch.setattr(logs, "_close", filled)
+    assert await blobs.delete_prefix("results/acme/job_1", 10) == 1
+    assert await blobs.get(stored[0]) == b"y"
+
+
 async def test_writers_and_deletes_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs are closed because they are full, or empty, while others are about to append to them."""
     monkeypatch.setattr(local_logs, "LOG_BYTES", 4 * KIB)

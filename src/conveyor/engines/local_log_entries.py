@@ -81,14 +81,17 @@ def punch(path: Path, entries: Sequence[Entry]) -> None:
     crashpoint("blob.punch.after")
 
 
-def remove_log(path: Path) -> None:
-    """Remove a log without live entries, unless a process appends to it."""
+def remove_log(path: Path, end: int) -> None:
+    """Remove a log without live entries before `end`, unless a process appends to it, or has since they were read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The writer that closed it, because it was full, may not have been the last one.
+        if entry_at(fd, end) is not None:
+            return
         crashpoint("blob.remove_log.before")
         unlink(path)
     except BlockingIOError:

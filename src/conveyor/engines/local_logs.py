@@ -167,7 +167,7 @@ class LocalLogs:
         self._known[path] = left
         if not left.entries and self._close(path, left.end):
             self._known.pop(path, None)
-            remove_log(path)
+            remove_log(path, left.end)
 
     def _close(self, path: Path, size: int) -> bool:
         """Close a log of this process that has this size; False if more was appended meanwhile."""
