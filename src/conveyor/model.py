@@ -246,7 +246,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     concurrency: int = 64
     rate_per_host: float | None = None
     concurrency_per_host: int | None = None
-    # Pinned when the job is accepted; None: accepted before there was a choice, which is fixed.
+    # None: fixed.
     pace: Pace | None = None
     attempts: int = 4
     backoff: Backoff = Backoff()

@@ -121,8 +121,7 @@ OPTIONS = {
     "rate_per_host": "Maximum number of requests a second to one host, over all workers.",
     "concurrency_per_host": "Maximum number of requests at once to one host, over all workers.",
     "pace": "`auto`: find how many requests at once each host can take, by its latency and errors. `fixed`: as many as "
-    "the limits allow. Default: `auto`, or `fixed` with `rate_per_host`, `concurrency_per_host` or a gateway. For the "
-    "kinds `fetch` and `download`.",
+    "the limits allow, the default. For the kinds `fetch` and `download`.",
     "attempts": "Maximum number of attempts of a task, including the first.",
     "backoff": "Seconds before a retry: random, up to `base * rate^(n-1)`, at most `cap`. Without `jitter`, exactly "
     "that bound.",

@@ -20,7 +20,7 @@ from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
 from conveyor.egress.outbound import Outbound, Pairs, PostReply
 from conveyor.egress.target_guard import TargetGuard
-from conveyor.errors import NotFound
+from conveyor.errors import JobEnded, NotFound
 from conveyor.export.exports import Exports, ExportState
 from conveyor.export.request import ExportCompression, ExportFormat, ExportSpec
 from conveyor.model import PROGRESS, Backoff, Job, JobId, JobKind, ListFormat, Mode, Outcome, Source, TaskRef
@@ -152,7 +152,9 @@ async def controlled(world: World) -> None:
 
     await world.until(stopped, "nothing runs any more")
     resumed = True
-    await world.insist(lambda: _moved(world, paused, control.resume))
+    # It may have gone on, and be completed, although the answer to the first request was an error.
+    with suppress(JobEnded):
+        await world.insist(lambda: _moved(world, paused, control.resume))
     await world.ended(paused)
     again, job = Rerun(world.system), await world.job(paused)
     await world.ask("rerun", lambda request: again.rerun(job, RerunSpec("failed"), request))

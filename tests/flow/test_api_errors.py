@@ -391,6 +391,7 @@ async def test_every_route_under_v1_needs_a_key(server: Api, clock: JumpingClock
     # for pages of ours.
     apart = {"/v1/openapi.json": 200, "/v1/uploads/{upload_id}/content": 403, "/v1/sign-in": 403}
     apart["/v1/bodies/{job_id}/{task_id}"] = 403
+    apart["/v1/extracted/{job_id}/{task_id}"] = 403
     for route in routes:
         for method in set(route.methods) - {"OPTIONS"}:
             path = re.sub(r"{\w+}", "1", route.path_format)

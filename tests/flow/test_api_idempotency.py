@@ -367,7 +367,8 @@ class TestSecrets:
 
 
 async def test_every_post_that_creates_takes_a_key(server: Api) -> None:
-    """Those that answer 201 or 202, but for a delivery that is sent again: it makes nothing."""
+    """Those that answer 201 or 202, but for a delivery that is sent again, which makes nothing, a test of an endpoint,
+    and a fire, which is refused while another one is in progress."""
     described = (await server.get("/v1/openapi.json")).json["paths"]
     posts = {path: routes["post"] for path, routes in described.items() if "post" in routes}
     creating = {path for path, route in posts.items() if {"201", "202"} & set(route["responses"])}
@@ -376,5 +377,9 @@ async def test_every_post_that_creates_takes_a_key(server: Api) -> None:
         for path, route in posts.items()
         if any(parameter["name"] == "Idempotency-Key" for parameter in route.get("parameters", []))
     }
-    assert creating - takes == {"/v1/webhooks/deliveries/{delivery_id}/redeliver"}
+    assert creating - takes == {
+        "/v1/webhooks/deliveries/{delivery_id}/redeliver",
+        "/v1/webhooks/{webhook_id}/test",
+        "/v1/schedules/{schedule_id}/run",
+    }
     assert {"/v1/keys", "/v1/jobs", "/v1/sign-in/links"} <= {path.rstrip("/") for path in takes}

@@ -112,8 +112,7 @@ async def test_what_was_accepted_is_what_is_shown(server: Api) -> None:
         if field != "run":
             assert shown[field] == value
     assert answer.json["run"].items() <= shown["run"].items()
-    # The pace that the job was accepted with, too.
-    assert shown["options"] == {"retention_days": 2.0, "pace": "auto"}
+    assert shown["options"] == {"retention_days": 2.0}
 
 
 async def test_tasks_are_readable_at_once(server: Api) -> None:

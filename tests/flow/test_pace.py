@@ -37,7 +37,7 @@ def worker_of(fleet: Fleet, act: Act, *, remote: bool) -> Worker:
 
 async def submit(fleet: Fleet, hosts: dict[str, int], **options: Any) -> Job:
     urls = [f"http://{host}/{number}" for host, count in hosts.items() for number in range(count)]
-    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, **options)
+    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, **{"pace": Pace.AUTO, **options})
 
 
 @both_lanes
@@ -152,24 +152,6 @@ async def test_jobs_share_the_pace_of_a_host_and_can_leave_it(remote: bool) -> N
         await fleet.ended(*jobs, within=120)
         for job in jobs:
             await fleet.check(job)
-
-
-async def test_the_pace_is_pinned_when_the_job_is_accepted(server: Api) -> None:
-    async def pace_of(**spec: Any) -> str | None:
-        made = await server.submit({"tasks": ["https://a.example/1"], **spec})
-        assert made.status == 201, made.body
-        job = await server.system.records.jobs.job(ACME, made.json["id"])
-        assert job is not None
-        return job.options.pace
-
-    assert await pace_of() == "auto"
-    assert await pace_of(kind="download") == "auto"
-    assert await pace_of(rate_per_host=5) == "fixed"
-    assert await pace_of(concurrency_per_host=5) == "fixed"
-    assert await pace_of(gateway={"url": "https://gateway.example/?url={url}"}) == "fixed"
-    assert await pace_of(gateway={"url": "https://gateway.example/?url={url}"}, pace="auto") == "auto"
-    assert await pace_of(pace="fixed") == "fixed"
-    assert await pace_of(kind="python", handler="one") is None, "it is nothing to them"
 
 
 async def test_hosts_are_shown(server: Api) -> None:

@@ -419,7 +419,7 @@ class TestRefusal:
     async def test_nobody_to_do_it(self, system: System) -> None:
         object.__setattr__(system, "settings", msgspec.structs.replace(system.settings, min_workers=1))
         submit = Submit(system)
-        spec = decode_spec(b'{"kind": "python", "handler": "x", "tasks": [1]}')
+        spec = decode_spec(b'{"mode": "open"}')
         with pytest.raises(NoWorkers):
             await submit.submit(ACME, spec)
         async with Embedded(system).running({"work"}):

@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 import msgspec
 
 from conveyor.accept.option_limits import check_body_budget, check_limits
-from conveyor.accept.pinned import pinned_options
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
@@ -52,7 +51,7 @@ def override_options(settings: Settings, job: Job, changes: Mapping[str, Any], a
     check_limits(spec)
     if "max_body_bytes" in changes:
         check_body_budget(spec, settings)
-    return pinned_options(spec, settings) if "pace" in changes else spec.options()
+    return spec.options()
 
 
 async def change_options(system: System, job: Job, changes: Mapping[str, Any], allowed: Collection[str] = LIVE) -> Job:
