@@ -77,7 +77,7 @@ check: python-check ## Check format, lint, types and import rules
 
 # Debian's own packages for the tests, installed once: the browser of the dashboard, because the test library brings none,
 # a connection pooler for Postgres, and the proxies of deploy/. Another process may hold apt's lock.
-PROGRAMS = chromium pgbouncer nginx caddy
+PROGRAMS = chromium pgbouncer nginx caddy curl
 MISSING = $(shell export PATH="$$PATH:/usr/sbin"; for each in $(PROGRAMS); do command -v $$each > /dev/null || echo $$each; done)
 APT = apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -y --no-install-recommends install $(MISSING) > /dev/null
 
@@ -159,6 +159,6 @@ define install
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/$(1).txt $(2)
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import conveyor.cli.command_list, conveyor.api.server, conveyor.embedded'
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q $(LATE)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q $$(ls -d $(LATE) 2>/dev/null)
 	@touch $@
 endef

@@ -324,7 +324,14 @@ async def _crowded(
     shares = [world.started[tenant] for tenant in {job.tenant for job in jobs}]
     await world.close()
     fairness = sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
-    return {**spent, "tasks": done, "fairness": fairness, "tenants": len(shares), "least": min(shares)}
+    return {
+        **spent,
+        "tasks": done,
+        "fairness": fairness,
+        "tenants": len(shares),
+        "least": min(shares),
+        "big": world.started[BIG],
+    }
 
 
 def fleet_job(world: World, number: int, runs: int, **more: Any) -> Any:

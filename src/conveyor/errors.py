@@ -17,9 +17,10 @@ ConveyorError
 │   └── LastAdminKey · RunNotEnded · JobEnded · NothingToRerun · ExportFailed
 │   └── ReplacementInFlight · AlreadyReplaced · TasksElsewhere · TasksInUse
 └── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · SourceUnavailable
+    ├── DestinationUnavailable
     ├── Overloaded ── NoWorkers
     └── EngineFailed
-        ├── DatabaseUnusable
+        ├── DatabaseUnusable · EngineRefused
         └── DiskUnwritable (507) ── DiskFull · DiskReadOnly
 """
 
@@ -420,6 +421,12 @@ class SourceUnavailable(Unavailable):
     code = "source_unavailable"
 
 
+class DestinationUnavailable(Unavailable):
+    """The bucket or directory of an export cannot be used. Check that it exists, and your credentials."""
+
+    code = "destination_unavailable"
+
+
 class BodyDamaged(ConveyorError):
     """A stored body is damaged or missing. Run its task again: `conveyor rerun JOB --damaged`."""
 
@@ -430,6 +437,12 @@ class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
+
+
+class EngineRefused(EngineFailed):
+    """A storage engine refuses what it is asked to store. The server's log has the details."""
+
+    code = "engine_refused"
 
 
 class DatabaseUnusable(EngineFailed):
@@ -468,3 +481,9 @@ class NoWorkers(Overloaded):
     """Too few workers are alive, so the server accepted nothing. Start `conveyor work`, then retry."""
 
     code = "no_workers"
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether an engine cannot be used now, whatever it is asked: the work at hand is not at fault, and it goes on
+    when the engine answers again."""
+    return isinstance(error, EngineFailed) and not isinstance(error, EngineRefused)

@@ -146,12 +146,36 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter: bool = True
 
 
-class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fetch through a proxy (`proxy`, an HTTP proxy URL) or an API gateway (`url`, a template with {url})."""
+class Sticky(StrEnum):
+    """What stays with one gateway of a pool: all requests to a host."""
+
+    HOST = "host"
+
+
+class PooledGateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One gateway of a pool. It gets requests in proportion to its weight."""
 
     proxy: str | None = None
     url: str | None = None
     headers: Mapping[str, str] = {}
+    weight: int = 1
+
+
+class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fetch through a proxy (`proxy`, an HTTP proxy URL) or an API gateway (`url`, a template with {url}); or through
+    one of a `pool` of them."""
+
+    proxy: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = {}
+    pool: Sequence[PooledGateway] = ()
+    # None: each attempt may go through another gateway of the pool.
+    sticky: Sticky | None = None
+
+    @property
+    def members(self) -> "tuple[Gateway, ...]":
+        """The gateways of the pool; without one, this gateway."""
+        return tuple(Gateway(each.proxy, each.url, each.headers) for each in self.pool) or (self,)
 
 
 class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -240,6 +264,13 @@ class Pace(StrEnum):
     FIXED = "fixed"
 
 
+class RobotsMode(StrEnum):
+    """Whether to fetch what robots.txt of a site disallows."""
+
+    OBEY = "obey"
+    IGNORE = "ignore"
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to run a job's tasks. Every field has a default that is polite and safe."""
 
@@ -273,12 +304,16 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     # Empty means 200 to 299.
     success_statuses: Sequence[int] = ()
     gateway: Gateway | None = None
+    # For the kinds "fetch" and "download"; None: ignore.
+    robots: RobotsMode | None = None
     # The registered name of the function, for kind "python".
     handler: str | None = None
     # The registered name of the function that gets each body, for kinds that fetch; None: bodies are only stored.
     extract: str | None = None
     # Whether bodies are stored from which `extract` has got its result.
     keep_bodies: bool = True
+    # The id of an earlier job: the first run compares pages with those of its tasks. None: with nothing.
+    changed_from: str | None = None
     # For the kinds "download" and "export_download".
     download: Download = Download()
     # For kind "export_download".
@@ -574,6 +609,11 @@ class Outcome(msgspec.Struct, gc=False):
     # What the job's `extract` made of the body, as JSON, and where that is stored, once it is durable.
     extracted: bytes | None = None
     extracted_ref: BodyRef | None = None
+    # Seconds until the head of the last response had arrived; 0: none did, or the executor does not know.
+    first_byte: float = 0.0
+    # The page is the one that an earlier run stored; and what that run extracted from it holds, too.
+    unchanged: bool = False
+    keeps_extracted: bool = False
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -589,6 +629,8 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     dead_lettered: bool = False
     # What the job's `extract` made of the body.
     extracted: BodyRef | None = None
+    # As in Outcome, of a slow attempt.
+    first_byte: float = 0.0
 
 
 # The kind of the documents of exports.
@@ -684,6 +726,15 @@ class Task(msgspec.Struct, frozen=True):
     detail: ResultDetail = ResultDetail()
     finished_at: float | None = None
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it succeeded with the same body as the earlier outcome that its run compared it with."""
+        return self.status is TaskStatus.SUCCEEDED and self.error_code == UNCHANGED
+
+
+# What the row of a succeeded task has for an error code if its body is that of an earlier outcome.
+UNCHANGED = "unchanged"
+
 
 class Counts(msgspec.Struct, frozen=True):
     """The finished tasks of a run by status. The rest of the total is pending."""
@@ -691,6 +742,8 @@ class Counts(msgspec.Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    # Those of the succeeded ones whose body is that of an earlier outcome.
+    unchanged: int = 0
 
     @property
     def ended(self) -> int:
@@ -704,10 +757,28 @@ OUTCOMES = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED})
 
 def prior_text(task: Task) -> str:
     """The outcome of a task as a rerun stores it with its own task: the digit of the status, and the error code of a
-    failed one. A task that a finished run left pending counts as cancelled: the sweeper will cancel it."""
+    failed one, or `unchanged`. A task that a finished run left pending counts as cancelled: the sweeper will cancel
+    it."""
     status = TaskStatus.CANCELLED if task.status is TaskStatus.PENDING else task.status
-    code = task.error_code if status is TaskStatus.FAILED else None
+    code = task.error_code if status in OUTCOMES else None
     return f"{int(status)}{code or ''}"
+
+
+def count_ends(ends: Sequence[TaskEnd]) -> Counts:
+    """Count terminal transitions."""
+    coded = [end for end in ends if end.error_code is not None]
+    unchanged = len([end for end in coded if end.error_code == UNCHANGED and end.status is TaskStatus.SUCCEEDED])
+    return counts_by_status(Counter([end.status for end in ends]), unchanged)
+
+
+def counts_by_status(statuses: Mapping[TaskStatus, int], unchanged: int) -> Counts:
+    """The counts of finished tasks."""
+    return Counts(
+        statuses.get(TaskStatus.SUCCEEDED, 0),
+        statuses.get(TaskStatus.FAILED, 0),
+        statuses.get(TaskStatus.CANCELLED, 0),
+        unchanged,
+    )
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -723,13 +794,15 @@ def count_replaced(ends: Iterable[tuple[TaskStatus, str | None]]) -> Replaced:
     priors = Counter(prior for status, prior in ends if status in OUTCOMES and prior)
     statuses: Counter[TaskStatus] = Counter()
     codes: Counter[str] = Counter()
+    unchanged = 0
     for prior, count in priors.items():
         status, code = TaskStatus(int(prior[0])), prior[1:]
         statuses[status] += count
         if status is TaskStatus.FAILED and code:
             codes[code] += count
-    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
-    return Replaced(counts, dict(codes))
+        elif status is TaskStatus.SUCCEEDED and code == UNCHANGED:
+            unchanged += count
+    return Replaced(counts_by_status(statuses, unchanged), dict(codes))
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -749,6 +822,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     damaged: bool = False
     # Only tasks with a body to extract from, which is what the run does, without requests.
     extract_only: bool = False
+    # Requests say which body the task has, and one that is still the same is not stored again.
+    changed_only: bool = False
     # Only tasks with this host in the URL of their input.
     host: str | None = None
     # Options that differ from the parent's.

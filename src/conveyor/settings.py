@@ -1,4 +1,5 @@
-"""One frozen Settings, made once from the environment and passed down. Only this module reads the environment.
+"""One frozen Settings, made once from the environment and conveyor.toml, and passed down. Only this module reads the
+environment.
 
 Each field is the variable CONVEYOR_<FIELD>; its comment is its description in `conveyor doctor` and in SPEC §9.
 """
@@ -14,9 +15,12 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from conveyor.config_files import ConfigFile, config_files, place_of
 from conveyor.errors import InvalidSetting
 
 PREFIX = "CONVEYOR_"
+# Where the command line looks for a server if nothing says otherwise.
+DEFAULT_URL = "http://127.0.0.1:8080"
 
 _MIN_SECRET_LENGTH = 32
 
@@ -58,9 +62,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_seconds: float = 75.0
     # How long a process may take to stop after SIGTERM, in seconds; open responses are cut off after a sixth of it.
     drain_seconds: float = 60.0
-    # Server that the command line talks to.
-    url: str = "http://127.0.0.1:8080"
-    # API key that the command line sends. Default: the key that `conveyor up` left in the data directory.
+    # Server that the command line talks to. Default: the `conveyor up` on the data directory, else
+    # http://127.0.0.1:8080.
+    url: str | None = None
+    # API key that the command line sends, to CONVEYOR_URL alone. Default: the key that `conveyor up` left in the data
+    # directory.
     api_key: str | None = None
     # Module with the functions registered by @conveyor.task, as module or module:name.
     app: str | None = None
@@ -72,7 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fetchers: int = 2
     # Allow requests to private, loopback and link-local addresses.
     allow_private_targets: bool = False
-    # Gateway for jobs that name none: the URL of an HTTP proxy, or a URL template with {url}.
+    # Gateway for jobs that name none: the URL of an HTTP proxy, or a URL template with {url}. Several, with blanks
+    # between them, are a pool.
     gateway: str | None = None
     # Maximum size of a request body, in bytes.
     max_request_bytes: int = 64 * 1024 * 1024
@@ -271,20 +278,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
-        """Read the CONVEYOR_* variables. An override replaces its variable, unless it is None."""
+        """Read conveyor.toml and the CONVEYOR_* variables, which win over it. An override replaces its variable,
+        unless it is None."""
         source = os.environ if environ is None else environ
-        raw: dict[str, Any] = {
-            field: source[PREFIX + field.upper()]
-            for field in cls.__struct_fields__
-            if source.get(PREFIX + field.upper(), "") != ""
-        }
+        files = own_files() if environ is None else []
+        raw: dict[str, Any] = {}
+        for file in reversed(files):
+            raw.update(file.settings)
+        raw.update(_variables(source))
         raw.update({name: value for name, value in overrides.items() if value is not None})
         try:
             settings = msgspec.convert(raw, cls, strict=False, dec_hook=_decode)
         except msgspec.ValidationError as error:
-            raise InvalidSetting(_explain(error)) from None
-        _check(settings)
+            raise InvalidSetting(_placed(_explain(error), files, source)) from None
+        try:
+            _check(settings)
+        except InvalidSetting as error:
+            raise InvalidSetting(_placed(error.message, files, source)) from None
         return settings
+
+
+def own_files() -> list[ConfigFile]:
+    """The conveyor.toml of the current directory, and the user's. Raises InvalidSetting."""
+    return config_files(Path(), os.environ, Settings.__struct_fields__)
+
+
+def setting_sources() -> dict[str, str]:
+    """Where each setting comes from that is not its default: its variable, or a line of a file."""
+    files = own_files()
+    sources = {name: place_of(files, name) or "" for file in files for name in file.settings}
+    return {**sources, **{name: PREFIX + name.upper() for name in _variables(os.environ)}}
+
+
+def _variables(source: Mapping[str, str]) -> dict[str, str]:
+    names = {field: PREFIX + field.upper() for field in Settings.__struct_fields__}
+    return {field: source[name] for field, name in names.items() if source.get(name, "") != ""}
+
+
+def _placed(message: str, files: list[ConfigFile], source: Mapping[str, str]) -> str:
+    """The message about a variable, with the line of the file that has its value."""
+    name = re.match(f"{PREFIX}([A-Z_]+)", message)
+    field = "" if name is None else name[1].lower()
+    place = None if field in _variables(source) else place_of(files, field)
+    return message if place is None else f"{place}: {message.replace(PREFIX + field.upper(), f'`{field}`', 1)}"
 
 
 def handler_environment() -> dict[str, str]:

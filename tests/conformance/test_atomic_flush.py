@@ -11,7 +11,7 @@ from conveyor.engines.queue import Depth, Outgoing, recovery_queue, run_queue
 from conveyor.engines.records import RunFlush, RunMove
 from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, Job, TaskEnd
+from conveyor.model import UNCHANGED, Counts, Job, TaskEnd
 from conveyor.states import RunState, TaskStatus
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, make_job, make_notice, seeds
@@ -256,3 +256,14 @@ async def test_a_rerun_counts_what_it_replaces(atomic_engine: Any, clock: Manual
     assert done.finished.counts == Counts(1, 0, 0)
     replaced = await atomic_engine.tasks.replaced(job.key)
     assert (replaced.counts, replaced.codes) == (Counts(0, 1, 0), {"http_500": 1})
+
+
+async def test_unchanged_tasks_count_beside_the_succeeded(atomic_engine: Any, clock: ManualClock) -> None:
+    job = make_job(clock, total=3)
+    priors = [msgspec.structs.replace(seed, prior=f"1{UNCHANGED}") for seed in seeds(3)]
+    await atomic_engine.records.jobs.create_job(job, make_notice(clock, job), None)
+    await atomic_engine.tasks.put(job.key, priors)
+    (done,) = await atomic_engine.record_flush([RunFlush(job, [end(0, code=UNCHANGED), end(1)])], [])
+    assert done.finished.counts == await atomic_engine.tasks.recount(job.key) == Counts(2, 0, 0, 1)
+    assert (await atomic_engine.tasks.replaced(job.key)).counts == Counts(2, 0, 0, 2)
+    assert await atomic_engine.tasks.error_codes(job.key, 9) == []

@@ -196,6 +196,24 @@ class TestExpiry:
         assert await records.jobs.job(ACME, brief.job_id) is None
         assert [job.job_id for job in (await records.jobs.jobs(ACME, None, 10)).items] == [lasting.job_id]
 
+    async def test_a_finished_job_is_kept_for_longer(self, records: Records, clock: ManualClock) -> None:
+        job = await ended(records, clock, retention_days=1)
+        until = clock.now() + 3 * DAY
+        assert not await records.jobs.keep_job(OTHER, job.job_id, until)
+        assert await records.jobs.keep_job(ACME, job.job_id, until)
+        assert await records.jobs.keep_job(ACME, job.job_id, until - DAY), "never for shorter"
+        assert (await stored(records, job)).expires_at == until
+        clock.advance(3 * DAY - 1)
+        assert await records.jobs.purgeable_jobs(clock.now(), 10) == []
+        clock.advance(1)
+        assert not await records.jobs.keep_job(ACME, job.job_id, clock.now() + DAY), "it has expired"
+        assert [each.job_id for each in await records.jobs.purgeable_jobs(clock.now(), 10)] == [job.job_id]
+        running = await in_state(records, clock, RunState.RUNNING)
+        assert await records.jobs.keep_job(ACME, running.job_id, until)
+        assert (await stored(records, running)).expires_at is None
+        await records.jobs.mark_deleted(ACME, running.job_id)
+        assert not await records.jobs.keep_job(ACME, running.job_id, clock.now() + DAY)
+
     async def test_an_unfinished_job_does_not_expire(self, records: Records, clock: ManualClock) -> None:
         by_state = {state: await in_state(records, clock, state) for state in RunState if state not in ENDED}
         job_ids = {job.job_id for job in by_state.values()}
@@ -827,6 +845,13 @@ class TestSweeping:
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
         assert await records.jobs.unswept_jobs(10) == []
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
+
+    async def test_runs_that_are_swept_at_once(self, records: Records, clock: ManualClock) -> None:
+        running = await created(records, clock)
+        ended = [await in_state(records, clock, RunState.FAILED) for _ in range(4)]
+        marked = [*ended[:3], ended[0], running]
+        await asyncio.gather(*(records.jobs.mark_swept(job.job_id, job.run.run_id) for job in marked))
+        assert [job.job_id for job in await records.jobs.unswept_jobs(10)] == [ended[3].job_id]
 
     async def test_a_run_that_goes_on_can_not_be_swept(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)

@@ -418,6 +418,13 @@ class TestDepthAndDrop:
         clock.advance(HOLD + 5)
         assert await queue.waiting_since(ONE) == began + 70 + HOLD
 
+    async def test_queues_that_are_dropped_at_once_are_empty_and_no_other(self, queue: Queue) -> None:
+        gone = [QueueName(f"gone {number}") for number in range(5)]
+        for name in (*gone, ONE):
+            await queue.send(name, bodies(2))
+        await asyncio.gather(*(queue.drop(name) for name in (*gone, gone[0])))
+        assert [(await queue.depth(name)).total for name in (*gone, ONE)] == [0, 0, 0, 0, 0, 2]
+
     async def test_a_dropped_queue_is_empty(self, queue: Queue, clock: ManualClock) -> None:
         await queue.send(ONE, [*bodies(3), Outgoing(b"later", 5.0)])
         await queue.send(TWO, bodies(2))

@@ -430,6 +430,12 @@ async def test_permits_of_many_semaphores_at_once(coordinator: Coordinator) -> N
     assert await coordinator.acquire_many(wanted, "a", TTL) == [min(4, n % 7) for n in range(300)]
     assert await coordinator.acquire_many(wanted[:7], "b", TTL) == [0, 1, 2, 1, 0, 0, 0]
     assert await coordinator.permits_in_use("run 6") == 4
+    assert await coordinator.permits_in_use_of([]) == []
+    names = [f"run {n}" for n in range(300)]
+    assert await coordinator.permits_in_use_of([*names, "nobody's"]) == [
+        *[await coordinator.permits_in_use(name) for name in names],
+        0,
+    ]
 
 
 _STEPS = st.lists(

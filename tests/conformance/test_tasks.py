@@ -23,6 +23,7 @@ from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, 
 from conveyor.errors import BadCursor
 from conveyor.lists.inputs import MAX_INPUT_BYTES
 from conveyor.model import (
+    UNCHANGED,
     BodyRef,
     Counts,
     InputJson,
@@ -434,16 +435,59 @@ class TestReplaced:
         assert await tasks.replaced(run) == Replaced()
 
 
+class TestUnchanged:
+    """A succeeded task may be unchanged: it counts as succeeded, and as unchanged beside that."""
+
+    @pytest.mark.parametrize("shards", SHARDS)
+    async def test_it_counts_them(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await filled(tasks, clock, 9, shards)
+        ends = [end(0, code=UNCHANGED), end(1), end(2, FAILED, code="x"), end(3, FAILED, code=UNCHANGED)]
+        assert (await tasks.finish(run, ends)).counts == Counts(2, 2, 0, 1), "an error with that name is one"
+        assert (await tasks.finish(run, [end(0), end(1, code=UNCHANGED), end(4, code=UNCHANGED)])).counts == Counts(
+            3, 2, 0, 2
+        ), "the first outcome counts"
+        assert await tasks.counts(run) == await tasks.recount(run) == Counts(3, 2, 0, 2)
+        assert await tasks.error_codes(run, 10) == [(UNCHANGED, 1), ("x", 1)]
+        shown = {task.index: task.is_unchanged for task in await tasks.at(run, range(9))}
+        assert [index for index in shown if shown[index]] == [0, 4]
+        where = TaskFilter(SUCCEEDED, UNCHANGED)
+        listed = [task for shard in range(max(1, shards)) for task in await tasks.page(run, shard, None, 9, where)]
+        assert sorted(task.index for task in listed) == [0, 4]
+
+    async def test_a_rerun_replaces_them(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = make_run(clock)
+        await tasks.put(
+            run, [TaskSeed(index, InputJson('"x"'), f"1{UNCHANGED if index else ''}") for index in range(4)]
+        )
+        await tasks.finish(run, [end(0, code=UNCHANGED), end(1), end(2, FAILED, code="x"), end(3, CANCELLED)])
+        assert await tasks.counts(run) == Counts(2, 1, 1, 1)
+        assert await tasks.replaced(run) == Replaced(Counts(3, 0, 0, 2), {})
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_a_recount_counts_them_too(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = make_run(clock, shards)
+        await tasks.put(run, [TaskSeed(index, InputJson('"x"'), f"1{UNCHANGED}") for index in range(40)])
+        await tasks.finish(run, [end(index, code=UNCHANGED if index < 20 else None) for index in range(30)])
+        await spoil_counts(tasks, run)
+        assert await tasks.replaced(run) != Replaced(Counts(30, 0, 0, 30), {})
+        assert await tasks.recount(run) == await tasks.counts(run) == Counts(30, 0, 0, 20)
+        assert (await tasks.replaced(run)).counts == Counts(30, 0, 0, 30)
+
+
 async def spoil_counts(tasks: Tasks, run: RunKey) -> None:
     """Lose the counts of a run: those of replaced outcomes lag."""
     if isinstance(tasks, DynamoTasks):
         items = await tasks._counters.standing(run)
         assert await tasks._counters.mend(run, items, Tally(Counts(30, 0, 0), Counter()))
     elif isinstance(tasks, postgres_tasks.PostgresTasks):
-        await tasks._database.change(parse("UPDATE task_counts SET replaced_failed = 0, replaced_succeeded = 0"), {})
+        await tasks._database.change(
+            parse("UPDATE task_counts SET replaced_failed = 0, replaced_succeeded = 0, unchanged = 7"), {}
+        )
     else:
         assert isinstance(tasks, sqlite_tasks.SqliteTasks)
-        await tasks._database.change("UPDATE task_runs SET replaced_failed = 0, replaced_succeeded = 0", {})
+        await tasks._database.change(
+            "UPDATE task_runs SET replaced_failed = 0, replaced_succeeded = 0, unchanged = 7", {}
+        )
 
 
 class TestErrorCodes:

@@ -2,194 +2,23 @@
 of 100,000 tasks; a phone; the dark. Whatever a page does, its console has no error and its policy nothing to report."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, expect
+from playwright.sync_api import ViewportSize, expect
 
-from tests.dashboard.pictures import PAGES, make_pictures
-from tests.dashboard.world import CODES, HOSTILE, LARGE, World, world
-from tests.servers.chromium import chromium
+from tests.dashboard.browsing import WIDE, Open, button, confirm, heading, usable
+from tests.dashboard.world import CODES, HOSTILE, LARGE, World
 from tests.support.up_process import environment
 
-WIDE = ViewportSize(width=1280, height=860)
 PHONE = ViewportSize(width=360, height=740)
-DOCS = Path(__file__).parents[2] / "docs"
-# Set to make the pictures of the documentation anew: with -k pictures, so that nothing else is in them.
-MAKE_PICTURES = bool(os.environ.get("CONVEYOR_TEST_SCREENSHOTS"))
-WATCH = "window.reported = []; addEventListener('securitypolicyviolation', (e) => reported.push(e.violatedDirective))"
 
 pytestmark = pytest.mark.timeout(120)
-expect.set_options(timeout=10_000)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dashboard")
-
-
-@pytest.fixture(scope="module")
-def here(place: Path) -> Iterator[World]:
-    with world(place) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser(here: World) -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def cookies(here: World, browser: Browser) -> Any:
-    """Those of the session that the link starts which `conveyor dashboard` prints; the link is spent then."""
-    command = [Path(sys.executable).with_name("conveyor"), "dashboard", "--data", str(here.up.data)]
-    printed = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
-    link = re.fullmatch(r"http://[^/]+(/#/sign-in/\S+)\n", printed)
-    assert link is not None
-    # Standard output was no terminal, and a log signs nobody in.
-    assert "sign-in/" not in here.up.output.read_text()
-    assert "open    " in here.up.output.read_text()
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(here.url + link[1])
-        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
-        assert "sign-in" not in page.url
-        kept = context.cookies()
-    assert [(each["httpOnly"], each["sameSite"]) for each in kept] == [(True, "Strict")]
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(here.url + link[1])
-        expect(page.get_by_role("alert")).to_contain_text("already used")
-    return kept
-
-
-Open = Callable[..., Page]
-USUAL: dict[str, Any] = {"viewport": WIDE, "locale": "en-GB", "timezone_id": "UTC", "reduced_motion": "reduce"}
-
-
-class Visits:
-    """Pages that are looked at. Most tests share one, as a user would go from place to place."""
-
-    def __init__(self, here: World, browser: Browser, cookies: Any) -> None:
-        self._here = here
-        self._browser = browser
-        self._cookies = cookies
-        self._shared: Page | None = None
-        self._own: list[Page] = []
-        self.wrong: list[str] = []
-
-    def open(self, path: str, errors: bool = False, signed_in: bool = True, **options: Any) -> Page:
-        """A page, signed in. With `errors` its console may have some; with options it has a context of its own."""
-        if errors or not signed_in or options:
-            page = self._page(signed_in, options)
-            self._own.append(page)
-        else:
-            page = self._shared = self._shared or self._page(True, {})
-            # Whatever it showed before, what is asked for is made anew.
-            page.goto(f"{self._here.url}/#/new")
-        if not errors:
-            page.on("console", self._heard)
-        page.goto(f"{self._here.url}/{path}")
-        return page
-
-    def check(self) -> None:
-        """Nothing ran that should not, the policy had nothing to report, and nothing else went wrong."""
-        pages = [*self._own, *([self._shared] if self._shared else [])]
-        found = [page.evaluate("[window.reported, window.hacked]") for page in pages]
-        self.leave(self._own)
-        assert all(each == [[], None] for each in found)
-        assert self.wrong == []
-        if self._shared:
-            self._shared.remove_listener("console", self._heard)
-
-    def leave(self, pages: list[Page]) -> None:
-        for page in pages:
-            page.context.close()
-        pages.clear()
-
-    def start_over(self) -> None:
-        """What a test that failed leaves behind is not for the next one."""
-        self.wrong.clear()
-        self.leave([*self._own, *([self._shared] if self._shared else [])])
-        self._own, self._shared = [], None
-
-    def _page(self, signed_in: bool, options: dict[str, Any]) -> Page:
-        context = self._browser.new_context(**{**USUAL, **options})
-        if signed_in:
-            context.add_cookies(self._cookies)
-        context.add_init_script(WATCH)
-        page = context.new_page()
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
-        return page
-
-    def _heard(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
-            self.wrong.append(message.text)
-
-
-@pytest.fixture(scope="module")
-def visits(here: World, browser: Browser, cookies: Any) -> Visits:
-    return Visits(here, browser, cookies)
-
-
-@pytest.fixture
-def visit(visits: Visits, request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens a page. Nothing may have gone wrong in it by the end of the test, but what the test expects."""
-    failed = request.session.testsfailed
-    yield visits.open
-    try:
-        if request.session.testsfailed == failed:
-            visits.check()
-    finally:
-        if visits.wrong or request.session.testsfailed != failed:
-            visits.start_over()
-
-
-def button(page: Page, name: str) -> Any:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def heading(page: Page, name: str) -> Any:
-    return page.get_by_role("heading", name=name, exact=True)
-
-
-def confirm(page: Page, action: str) -> None:
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name=action, exact=True).click()
-    expect(dialog).to_have_count(0)
-
-
-def usable(page: Page) -> None:
-    """Nothing stands out of the page, it has one title, and all that can be used has a name."""
-    script = (
-        "() => [...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth)"
-    )
-    wide = page.evaluate(f"({script})().map((e) => e.tagName + '.' + e.getAttribute('class'))")
-    assert (wide, page.evaluate("document.documentElement.scrollWidth <= innerWidth")) == ([], True)
-    expect(page.get_by_role("heading", level=1)).to_have_count(1)
-    nameless = """[...document.querySelectorAll('a, button, input, select, textarea')].filter((e) => e.checkVisibility()
-        && !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)"""
-    assert page.evaluate(nameless) == []
-
-
-def test_the_documentation_has_its_pictures(here: World, visit: Open) -> None:
-    folder = DOCS / "screenshots"
-    if MAKE_PICTURES:
-        make_pictures(here, visit, folder)
-    named = {name for page in DOCS.rglob("*.md") for name in re.findall(r"screenshots/([\w.-]+)", page.read_text())}
-    made = {f"{page}.png" for page in PAGES}
-    assert named <= made
-    assert {path.name for path in folder.iterdir()} == made
-    assert all(path.stat().st_size < 250_000 for path in folder.iterdir())
 
 
 class TestJobs:
@@ -360,9 +189,14 @@ class TestJobs:
         assert page.evaluate("navigator.clipboard.readText()") == f"curl '{urls[2]}'"
         script = """async () => {
             const { curlOf } = await import("/dashboard/parts/copy.js");
-            return curlOf({ method: "POST", headers: { Authorization: "[hidden]" }, body: "it's" }, "http://a.b/");
+            const headers = { "X-Key": "[hidden]", authorization: "[hidden]" };
+            const input = { method: "POST", headers: { Authorization: "[hidden]" }, body: "it's" };
+            return curlOf(input, "http://a.b/", { headers, gateway: { proxy: "[hidden]" } });
         }"""
-        expected = """curl -X 'POST' -H "Authorization: $AUTHORIZATION" --data-raw 'it'\\''s' 'http://a.b/'"""
+        expected = (
+            """curl --proxy "$PROXY" -X 'POST' -H "X-Key: $X_KEY" -H "Authorization: $AUTHORIZATION" """
+            """--data-raw 'it'\\''s' 'http://a.b/'"""
+        )
         assert page.evaluate(script) == expected
         button(page, "Rerun task").click()
         confirm(page, "Rerun")
@@ -521,9 +355,12 @@ class TestOperations:
         expect(letters.get_by_role("checkbox").first).to_be_checked()
         button(page, "Select none").click()
         letters.get_by_role("row").filter(has_text=job).get_by_role("checkbox").check()
+        expect(letters.get_by_role("row").filter(has_text=job)).to_contain_text("Resumes the ingest of the job.")
         button(page, "Redrive 1").click()
+        expect(page.get_by_role("dialog")).to_contain_text("1 dead letter: the message goes back to its queue")
         confirm(page, "Redrive")
         expect(page.get_by_role("status").get_by_text("1 redriven.")).to_be_visible()
+        expect(page.get_by_text("1 dead letter went back to the queue.")).to_be_visible()
 
     def test_dead_lettered_tasks_are_redriven_by_error(self, here: World, visit: Open) -> None:
         spec = {"tasks": [f"{here.site.url}/gone"], "retry_statuses": [404], "attempts": 1}
@@ -534,13 +371,18 @@ class TestOperations:
         expect(letters.get_by_role("row").filter(has_text=job).get_by_text("http_404")).to_be_visible()
         page.get_by_label("Error code").fill("http_500")
         page.get_by_label("Error code").press("Enter")
-        expect(page.get_by_text("No dead letters")).to_be_visible()
+        expect(page.get_by_text("No dead letter matches")).to_be_visible()
         page.get_by_label("Error code").fill("http_404")
         page.get_by_label("Error code").press("Enter")
         expect(letters.get_by_role("link", name="task 0")).to_be_visible()
-        button(page, "Redrive all http_404").click()
+        assert "error=http_404" in page.url
+        button(page, "Redrive all that match").click()
+        expect(page.get_by_role("dialog")).to_contain_text("their failed tasks are rerun, in one new run of each job")
         confirm(page, "Redrive")
         expect(page.get_by_role("status").get_by_text("1 redriven.").first).to_be_visible()
+        # What came of it: the page is still gone.
+        expect(page.locator(".outcome")).to_contain_text("0 succeeded, 1 failed of 1")
+        expect(page.locator(".outcome")).to_contain_text("completed with failures")
         assert here.ask("GET", f"/v1/jobs/{job}")["run"]["number"] == 2
 
     def test_schedules_are_paused_and_deleted(self, here: World, visit: Open) -> None:
@@ -655,7 +497,7 @@ class TestOperations:
         breakers = page.get_by_role("table", name="Breakers")
         expect(breakers.get_by_text("open", exact=True)).to_be_visible()
         lanes = page.get_by_role("table", name="Lanes")
-        expect(lanes.get_by_role("row").filter(has_text="Nobody answers")).to_contain_text("breaker open")
+        expect(lanes.get_by_role("row").filter(has_text="Nobody answers")).to_contain_text("circuit open")
         expect(breakers.get_by_text("connect_failed")).to_be_visible()
         button(page, "Reset http://127.0.0.2:1").click()
         confirm(page, "Reset")

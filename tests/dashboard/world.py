@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from conveyor.jobs.breakdowns import Breakdown, FailedAttempt, add_part
 from conveyor.model import Job, JobKind, ResultDetail, TaskEnd, TaskError, TaskSeed, TenantId
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 LOCAL = TenantId("local")
 LARGE = 100_000
+LARGE_SECONDS = 7200.0
 # Every 80th task of the large job failed, with one of these.
 CODES = ("http_503", "http_404", "connect_timeout")
 # What would run if anything of it were taken for more than text.
@@ -39,9 +41,13 @@ class _Page(BaseHTTPRequestHandler):
     """Pages that succeed, fail, or are hostile; and a receiver of webhooks that fails the first time."""
 
     def do_GET(self) -> None:
-        status = {"fails": 503, "gone": 404}.get(self.path.split("/")[1], 200)
+        assert isinstance(self.server, Site)
+        kind = "page" if self.server.mended else self.path.split("/")[1]
+        status = {"fails": 503, "gone": 404}.get(kind, 200)
         if self.path.startswith("/slow/"):
             time.sleep(int(self.path.split("/")[2]) / 1000)
+        if "authorization" in self.headers:
+            self.server.authorized.append(self.headers["authorization"])
         body = HOSTILE if self.path.startswith("/hostile") else f"Page {self.path}\n" * 40
         self._answer(status, body.encode())
 
@@ -50,7 +56,8 @@ class _Page(BaseHTTPRequestHandler):
         site = self.server
         assert isinstance(site, Site)
         site.told.append(self.headers["webhook-id"])
-        self._answer(200 if site.willing else 500, b"")
+        # One of the receivers is down, whatever the others do.
+        self._answer(200 if site.willing and not self.path.startswith("/hooks/stock") else 500, b"")
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -72,8 +79,10 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Page)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.told: list[str] = []
-        # Whether webhooks are taken.
+        self.authorized: list[str] = []
+        # Whether webhooks are taken, and whether pages that fail are there again.
         self.willing = False
+        self.mended = False
 
 
 class World:
@@ -139,7 +148,9 @@ async def _large_job(data: Path) -> str:
     settings = Settings.load({}, data=data)
     async with open_system(settings) as system:
         job = make_job(system.clock, tenant=LOCAL, total=LARGE, state=RunState.RUNNING, kind=JobKind.FETCH)
-        job = msgspec.structs.replace(job, name="100,000 pages")
+        began = system.clock.now() - LARGE_SECONDS
+        run = msgspec.structs.replace(job.run, created_at=began)
+        job = msgspec.structs.replace(job, name="100,000 pages", created_at=began, run=run)
         await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         for start in range(0, LARGE, 10_000):
             await _write(system, job, range(start, start + 10_000))
@@ -147,6 +158,7 @@ async def _large_job(data: Path) -> str:
             job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.COMPLETED, None, None
         )
         assert moved
+        assert await add_part(system.records.documents, job.key, _breakdown(began), "worker", 1, began + LARGE_SECONDS)
         return job.job_id
 
 
@@ -154,6 +166,21 @@ async def _write(system: System, job: Job, indexes: range) -> None:
     seeds = [TaskSeed(index, f'"https://shop.example/items/{index}"') for index in indexes]
     await system.tasks.put(job.key, seeds)
     await system.tasks.finish(job.key, [_end(index, system.clock.now()) for index in indexes])
+
+
+def _breakdown(began: float) -> Breakdown:
+    """What workers would have collected of the large job."""
+    part = Breakdown()
+    for start in range(0, LARGE, 1000):
+        at = began + LARGE_SECONDS * start / LARGE
+        fine = [index for index in range(start, start + 1000) if index % 80]
+        part.add_successes(["shop.example"] * len(fine), [0.05 + index % 7 / 50 for index in fine], at)
+        failed = [index for index in range(start, start + 1000) if index % 80 == 0]
+        errors = {index: TaskError(CODES[index // 80 % len(CODES)], "It did not work.") for index in failed}
+        attempts = [FailedAttempt(index, 4, "shop.example", errors[index], None, 0.3, False) for index in failed]
+        retried = [msgspec.structs.replace(attempt, attempt=1, is_retried=True) for attempt in attempts]
+        part.add_failures([*attempts, *retried], at)
+    return part
 
 
 def _end(index: int, at: float) -> TaskEnd:
@@ -167,7 +194,12 @@ def _end(index: int, at: float) -> TaskEnd:
 
 @contextmanager
 def world(place: Path) -> Iterator[World]:
-    settings = {"CONVEYOR_BREAKER_LEAST": "3", "CONVEYOR_WEBHOOK_RETRIES": "600", "CONVEYOR_MAX_LOST_STARTS": "1"}
+    settings = {
+        "CONVEYOR_SAMPLE_SECONDS": "1",
+        "CONVEYOR_BREAKER_LEAST": "3",
+        "CONVEYOR_WEBHOOK_RETRIES": "600",
+        "CONVEYOR_MAX_LOST_STARTS": "1",
+    }
     site = Site()
     threading.Thread(target=site.serve_forever, daemon=True).start()
     large = asyncio.run(_large_job(place / "data"))

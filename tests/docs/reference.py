@@ -42,8 +42,8 @@ EVENT_DATA = {
     "export.failed": "An export failed. `export_id`, `format`, `error`.",
 }
 TASK_EVENTS = {
-    "task.retried": "An attempt failed and will be retried. The error, the attempt, `retry_in`.",
-    "task.failed": "The last attempt failed. The error and the number of attempts.",
+    "task.retried": "An attempt failed and will be retried. As `task.failed`, and `retry_in`.",
+    "task.failed": "The last attempt failed. The error, the attempt, `elapsed`, `first_byte`, `worker`.",
     "task.dead_lettered": "The task was dead-lettered: poison, stuck, or without retries left (`on_exhausted`).",
     "task.succeeded": "The task succeeded. Derived from its row.",
     "task.cancelled": "The task was cancelled with its run. Derived from its row.",
@@ -71,6 +71,7 @@ TASK_ERRORS = {
     "bad_input": "The input cannot be filled into the request to the export API.",
     "bad_redirect": "A redirect has no Location, or an invalid one.",
     "bad_url": "The URL is invalid.",
+    "blocked_by_robots": "With `robots: obey`: robots.txt of the site disallows the URL. No request was made.",
     "body_too_large": "The body exceeds `max_body_bytes`, or the file exceeds `download.max_bytes`.",
     "checksum_mismatch": "The file's sha256 differs from the one that the task names.",
     "connect_failed": "The connection failed.",
@@ -92,6 +93,8 @@ TASK_ERRORS = {
     "range_failed": "The server does not answer range requests consistently.",
     "read_failed": "The connection broke while the response was read.",
     "result_not_json": "The function's return value cannot be encoded as JSON.",
+    "robots_unavailable": "With `robots: obey`: robots.txt of the site could not be read. The task waits and spends "
+    "no attempt; after `breaker.patience` it fails.",
     "store_failed": "A piece of the file could not be stored. The task waits and spends no attempt.",
     "stuck": "The task made no progress for `stuck_after`, three times in a row.",
     "target_down": "The target's breaker stayed open for `breaker.patience`.",
@@ -141,11 +144,15 @@ OPTIONS = {
     "max_redirects": "Maximum number of redirects to follow.",
     "headers": "Headers sent with each request. The API does not show them.",
     "success_statuses": "HTTP statuses that count as success. If empty: 200 to 299.",
-    "gateway": "`proxy`, the URL of an HTTP proxy, or `url`, a template with `{url}`; and `headers` for the gateway.",
+    "gateway": "`proxy`, the URL of an HTTP proxy, or `url`, a template with `{url}`; and `headers` for the gateway. "
+    "Or a `pool` of these, each with a `weight`, and `sticky: host`.",
+    "robots": "`obey`: fetch nothing that robots.txt of the site disallows. `ignore`, the default. For the kinds "
+    "`fetch` and `download`.",
     "handler": "Name of the registered function, for kind `python`.",
     "extract": "Name of the registered function that gets each body, for kinds that fetch; its return value is the "
     "task's `extracted`.",
     "keep_bodies": "`false`: do not store a body from which `extract` got its result. For kind `fetch`.",
+    "changed_from": "Id of an earlier job: pages that are the same as its pages count as unchanged. For kind `fetch`.",
     "download": "Limits of a download: `max_bytes`, and the minimum rate.",
     "export": "The export API, for kind `export_download`.",
     "priority": "Among one tenant's runs, the highest goes first.",

@@ -154,9 +154,7 @@ def test_a_wrong_one_would_be_found(wrong: str) -> None:
         check_json(wrong)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["conveyor run a --nonsense -o b.zip", "X=$(conveyor sumbit a)", "conveyor export JOB"]
-)
+@pytest.mark.parametrize("wrong", ["conveyor run a --nonsense -o b.zip", "X=$(conveyor sumbit a)", "conveyor run a"])
 def test_a_wrong_command_too(wrong: str) -> None:
     [words] = conveyor_calls(wrong)
     command, name, rest = leaf(words)

@@ -33,4 +33,7 @@ def test_what_fails_is_run_again_alone(
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "FAILED", tmp_path / suite.FAILED.relative_to(Path(__file__).parents[2]))
     monkeypatch.setattr(suite, "TIMES_ALONE", 1)
+    # The plugins of the other tests take seconds to import.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")
     assert suite.main([]) == code

@@ -28,7 +28,7 @@ READS = {
     "outbox": "events undispatched",
     "tasks": "unfinished counts error_codes task at page scan events walk",
     "queue": "dead_letters find_dead_letters depth waiting_since next_queue",
-    "coordinator": "permits_in_use cached",
+    "coordinator": "permits_in_use permits_in_use_of cached",
     "blobs": "get size listing stream presigned_put presigned_get part_bytes presigned_part stored_parts",
 }
 # Modules whose functions call a seam for somebody else, who is the caller.

@@ -260,7 +260,8 @@ class World:
             tables = [name for (name,) in db.execute(named)]
             counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
             # The note of a submit whose answer was lost goes when nobody can repeat the request any more.
-            (notes,) = db.execute("SELECT count(*) FROM documents WHERE kind = 'orphans'").fetchone()
+            # Of the load, a sample may be missing.
+            (notes,) = db.execute("SELECT count(*) FROM documents WHERE kind IN ('orphans', 'load')").fetchone()
             counts["documents"] -= notes
             return {name: count for name, count in counts.items() if count}
 

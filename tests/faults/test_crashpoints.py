@@ -164,6 +164,8 @@ RERUNS = [[index for index in range(TOTAL) if expected("rerun", index)[2] is not
 
 # Points that no run here passes, each with the reason.
 OUT_OF_REACH: dict[str, str] = {
+    "breakdown.write.before": "a run of more tasks passes it; see conformance/test_breakdowns.py",
+    "breakdown.write.after": "as above",
     "backup.snapshot.before": "a backup passes it; see flow/test_backup.py",
     "backup.snapshot.after": "as above",
     "backup.publish.before": "as above",
@@ -208,10 +210,14 @@ OUT_OF_REACH: dict[str, str] = {
     "schedule.remove.before": "as above",
     "schedule.stage.after": "as above",
     "schedule.stage.before": "as above",
-    "schedule.submit.after": "as above",
+    "schedule.keep.after": "a schedule that compares passes it; see flow/test_schedules.py",
+    "schedule.keep.before": "as above",
+    "schedule.submit.after": "webhooks and schedules, as above",
     "schedule.submit.before": "as above",
     "webhook.change.after": "as above",
     "webhook.change.before": "as above",
+    "duplicate.copy.after": "a request passes it; see flow/test_duplicate.py",
+    "duplicate.copy.before": "as above",
     "key.create.after": "a request passes it; see test_api_idempotency.py",
     "key.create.before": "as above",
     "key.revoking.before": "an administrator's request passes it; see flow/test_api_keys.py",

@@ -26,6 +26,8 @@ from tests.support.receiver import signature
 
 CHILD = "tests.faults.notify_child"
 AREAS = ("delivery.", "milestone.", "notify.", "schedule.", "webhook.")
+# Flow tests die there: they need a schedule whose jobs are compared.
+ELSEWHERE = {"schedule.keep.before", "schedule.keep.after"}
 
 PASSED_IN: dict[str, tuple[str, ...]] = {
     "delivery.again.before": ("webhooks",),
@@ -88,7 +90,7 @@ CASES = [
 
 
 def test_every_point_of_these_parts_has_a_run() -> None:
-    points = {point for point in points_in_source() if point.startswith(AREAS)}
+    points = {point for point in points_in_source() if point.startswith(AREAS)} - ELSEWHERE
     assert len(points) >= 30
     assert points == {point for point in PASSED_IN if point.startswith(AREAS)}
 

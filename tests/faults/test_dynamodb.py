@@ -23,7 +23,7 @@ from conveyor.engines.dynamodb.table import Key
 from conveyor.engines.dynamodb.wire import Patience
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
-from conveyor.errors import EngineFailed
+from conveyor.errors import EngineFailed, EngineRefused, is_outage
 from conveyor.model import Counts, Job, Mode, Range, RunKey, Source, Task, shard_of, task_id
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.faults.shim import (
@@ -44,7 +44,7 @@ from tests.servers.dynamodb import open_engine, url_for
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, end, make_job, make_notice, make_run, seeds
 
-CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "20"))
+CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "10"))
 QUICK = Patience(base=0.0005, cap=0.004, limit=30.0)
 
 SUCCEEDED, FAILED, CANCELLED = TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED
@@ -478,7 +478,7 @@ class TestInvalidStatements:
         bad = task_id(run.run_id, 7)
         async with opened(clock, RefuseBatchesWith(bad)) as (one, _, truth):
             await one.tasks.put(run, seeds(60))
-            with pytest.raises(EngineFailed, match="refused"):
+            with pytest.raises(EngineRefused, match="refused"):
                 await one.tasks.finish(run, [end(index) for index in range(60)])
             rows = await rows_of(truth.tasks, run)
             assert {index for index, task in rows.items() if task.status is TaskStatus.PENDING} == {7}
@@ -489,7 +489,7 @@ class TestInvalidStatements:
         fault = Times(1, "BatchExecuteStatement", refuse_one_of_a_batch, "INSERT")
         async with opened(clock, fault) as (one, _, truth):
             run = make_run(clock, 1)
-            with pytest.raises(EngineFailed, match="refused a statement: ValidationError"):
+            with pytest.raises(EngineRefused, match="refused a statement: ValidationError"):
                 await one.tasks.put(run, seeds(60))
             assert len(await rows_of(truth.tasks, run)) == 59
             await one.tasks.put(run, seeds(60))
@@ -502,7 +502,7 @@ async def ends_beside_an_invalid_one() -> None:
     async with opened(clock, fault) as (one, _, truth):
         run = make_run(clock, 1)
         await one.tasks.put(run, seeds(75))
-        with pytest.raises(EngineFailed, match="refused a statement: ValidationError"):
+        with pytest.raises(EngineRefused, match="refused a statement: ValidationError"):
             await one.tasks.finish(run, [end(index) for index in range(75)])
         rows = await rows_of(truth.tasks, run)
         assert counted(rows).ended == 74
@@ -654,8 +654,9 @@ async def test_errors_of_the_driver_do_not_get_out() -> None:
                     engine.tasks.counts(run),
                     engine.records.jobs.jobs(ACME, None, 10),
                 ):
-                    with pytest.raises(EngineFailed, match=about):
+                    with pytest.raises(EngineFailed, match=about) as caught:
                         await step
+                    assert is_outage(caught.value)
     async with DynamoEngine.open(url_for(tables), clock, brief) as engine:
         pass
     with pytest.raises(EngineFailed):

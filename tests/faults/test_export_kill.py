@@ -86,6 +86,7 @@ async def manifest_rows(system: System, job: Job) -> list[dict[str, Any]]:
                     "tag": json.loads(bytes(task.input))["tag"],
                     "data": None,
                     "extracted": None,
+                    "unchanged": False,
                 }
             )
     return sorted(rows, key=lambda row: row["index"])

@@ -19,8 +19,8 @@ from conveyor.engines.postgres import PostgresEngine, migrate
 from conveyor.engines.queue import Depth, Outgoing, QueueName, run_queue
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskEvent
-from conveyor.errors import EngineFailed
-from conveyor.model import Counts, Mode, Options, Range, Source, UploadRecord
+from conveyor.errors import EngineFailed, EngineRefused, is_outage
+from conveyor.model import Counts, InputJson, Mode, Options, Range, Source, UploadRecord
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.conformance.record_setup import key, part
 from tests.servers.postgres import Server, connect_to, open_engine, url_of
@@ -171,8 +171,9 @@ class TestRestarts:
         await migrate(url)
         async with PostgresEngine.open(url, RestlessClock()) as engine:
             await asyncio.to_thread(fragile.stop)
-            with pytest.raises(EngineFailed, match="does not answer"):
+            with pytest.raises(EngineFailed, match="does not answer") as caught:
                 await engine.records.jobs.active_jobs()
+            assert is_outage(caught.value)
             with pytest.raises(EngineFailed, match="does not answer"):
                 await engine.queue.send(QUEUE, [Outgoing(b"x")])
             with pytest.raises(EngineFailed, match="is unreachable"):
@@ -709,3 +710,12 @@ class TestRemoved:
         assert await engine.tasks.counts(run) == Counts()
         await engine.tasks.put(run, seeds(80))
         assert await engine.tasks.unfinished(run, range(100)) == frozenset(range(80))
+
+
+async def test_a_value_that_cannot_be_stored_is_no_outage(engine: PostgresEngine, clock: ManualClock) -> None:
+    run = make_run(clock)
+    seed = replace(seeds(1)[0], input=InputJson('"\x00"'))
+    with pytest.raises(EngineRefused):
+        await engine.tasks.put(run, [seed])
+    await engine.tasks.put(run, seeds(1))
+    assert await engine.tasks.unfinished(run, [0]) == {0}

@@ -24,7 +24,7 @@ from tests.support.clocks import JumpingClock, ManualClock
 
 TTL = 30.0
 # `CONVEYOR_REDIS_CASES` asks for more seeds.
-CASES = int(os.environ.get("CONVEYOR_REDIS_CASES", "100"))
+CASES = int(os.environ.get("CONVEYOR_REDIS_CASES", "40"))
 
 several = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -33,7 +33,7 @@ from tests.servers.sqs import together, url_of
 from tests.support.clocks import ManualClock
 from tests.support.places import quick_place
 
-CASES = int(os.environ.get("CONVEYOR_SQS_CASES", "40"))
+CASES = int(os.environ.get("CONVEYOR_SQS_CASES", "20"))
 HOLD = 30.0
 ONE = QueueName("one")
 RUN_A, RUN_B, RUN_C = (run_queue(RunId(name)) for name in "abc")

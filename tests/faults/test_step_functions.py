@@ -398,7 +398,7 @@ async def test_the_process_is_killed(
     finally:
         (place / "end").touch()
         assert await running == 0, (place / "log").read_text()
-    assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0}
+    assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0, "unchanged": 0}
     assert set(between.answers().values()) == {1}
 
 

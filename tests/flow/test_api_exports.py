@@ -216,5 +216,5 @@ async def test_the_archive_at_once_is_the_same(server: Api) -> None:
     first = json.loads(offline.read("manifest.jsonl").splitlines()[0])
     assert list(first) == [
         "index", "task_id", "input", "status", "http_status", "attempts", "file", "size", "sha256", "content_type",
-        "error", "final_url", "id", "tag", "data", "extracted",
+        "error", "final_url", "id", "tag", "data", "extracted", "unchanged",
     ]  # fmt: skip

@@ -95,7 +95,7 @@ async def test_a_job_is_accepted_whole(server: Api) -> None:
     assert (answer.json["state"], answer.json["kind"], answer.json["mode"]) == ("running", "fetch", "closed")
     assert answer.json["task_shard_count"] == 1
     assert (run["number"], run["state"], run["total"]) == (1, "running", 3)
-    assert run["counts"] == {"pending": 3, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0}
+    assert run["counts"] == {"pending": 3, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0, "unchanged": 0}
 
     job = await stored(server.system, answer)
     assert (job.run.last_batch, job.run.total, job.options.chunk_size) == (True, 3, 2)
@@ -259,7 +259,14 @@ async def test_results_in_pages_and_filters(server: Api) -> None:
     shown = (await server.get(f"/v1/jobs/{job.job_id}")).json
     msgspec.convert(shown, shapes.JobShape)
     assert shown["state"] == "completed"
-    assert shown["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 1, "failed": 1, "cancelled": 5}
+    assert shown["run"]["counts"] == {
+        "pending": 0,
+        "running": 0,
+        "succeeded": 1,
+        "failed": 1,
+        "cancelled": 5,
+        "unchanged": 0,
+    }
     assert shown["top_errors"] == [{"code": "http_500", "count": 1}]
 
 

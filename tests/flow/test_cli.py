@@ -179,7 +179,7 @@ def test_run_with_some_failed(cli: Cli, site: str) -> None:
     assert report["archive"] == "out.zip"
     assert report["job"]["state"] == "completed"
     counts = report["job"]["run"]["counts"]
-    assert counts == {"pending": 0, "running": 0, "succeeded": 2, "failed": 1, "cancelled": 0}
+    assert counts == {"pending": 0, "running": 0, "succeeded": 2, "failed": 1, "cancelled": 0, "unchanged": 0}
     quick, missing, flaky = manifest(cli.place / "out.zip")
     assert quick["status"] == "succeeded"
     assert (missing["status"], missing["http_status"]) == ("failed", 404)
@@ -229,6 +229,7 @@ def test_run_with_python_handler(cli: Cli) -> None:
         (["list.csv", "-o", "out.zip"], [], "list_unreadable"),
         (["list.txt", "-o", "absent/out.zip"], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "."], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "/"], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "out.zip", "--data", "list.txt"], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "out.zip", "--resume"], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "out.zip", "--header", "nonsense"], ["https://example.com"], "bad_input"),
@@ -386,7 +387,14 @@ def test_submit_watch_results_export(up: Cli, site: str) -> None:
     assert {"id", "state", "reason", "kind", "mode", "task_shard_count", "run"} <= set(shown)
     assert (shown["state"], shown["kind"], shown["mode"]) == ("completed", "fetch", "closed")
     assert {"id", "number", "state", "total", "counts"} <= set(shown["run"])
-    assert shown["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 30, "failed": 1, "cancelled": 0}
+    assert shown["run"]["counts"] == {
+        "pending": 0,
+        "running": 0,
+        "succeeded": 30,
+        "failed": 1,
+        "cancelled": 0,
+        "unchanged": 0,
+    }
     assert "nightly" in up("show", job_id, "--events").stdout
 
     assert job_id in [job["id"] for job in up.json("jobs")]
@@ -541,6 +549,29 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
     assert up.json("invalid", done.stdout.partition(":")[0]) == lines
 
 
+def test_a_list_without_a_task_is_refused_before_there_is_a_job(up: Cli, site: str) -> None:
+    before, schedules = len(up.json("jobs")), up.json("schedules", "list")
+    up.write("worse.txt", "# none", "no url", "", "ftp://example.com")
+    up.write("worse.csv", "url,tag", "no url,a")
+    for command in (
+        ["submit", "worse.txt"],
+        ["submit", "worse.txt", "--wait"],
+        ["submit", "worse.txt", "worse.csv"],
+        ["submit", "worse.txt", "--on-invalid", "reject", "--json"],
+        ["schedules", "create", "0 6 * * *", "worse.txt"],
+    ):
+        refused = up(*command)
+        assert (refused.returncode, refused.stdout) == (2, ""), command
+        *lines, last = refused.stderr.splitlines()
+        assert any("ftp://example.com" in line for line in lines)
+        assert f"The list has no tasks ({len(lines)} invalid lines). [no_tasks]" in last
+    assert up("submit", "worse.csv").returncode == 2
+    up.write("one.csv", "link,tag", *["no url,a"] * 30, f"{site}/quick/1,b")
+    assert up("submit", "one.csv", "--url-column", "link").returncode == 0
+    assert len(up.json("jobs")) == before + 1
+    assert up.json("schedules", "list") == schedules
+
+
 def test_exhausted_retries_are_redriven_by_error_and_job(tmp_path: Path) -> None:
     with serving(tmp_path) as cli:
         (tmp_path / "down.txt").write_text("".join(f"http://127.0.0.1:9/{n}\n" for n in range(3)))
@@ -554,10 +585,12 @@ def test_exhausted_retries_are_redriven_by_error_and_job(tmp_path: Path) -> None
         assert cli("dead-letters", "redrive", f"{job_id}:1:0", "--all").returncode == 2
         assert cli.json("dead-letters", "redrive", "--error-code", "connect_failed")["redriven"] == 3
         wait_for(lambda: cli.json("show", job_id)["state"] == "completed")
-        again = cli("dead-letters", "redrive", "--job", job_id)
+        dry = cli("dead-letters", "redrive", "--job", job_id, "--dry-run").stdout
+        assert dry == f"3 would be redriven, 0 skipped.\n{job_id}: a rerun of 3 dead letters would start.\n"
+        again = cli("dead-letters", "redrive", "--job", job_id, "--wait")
         assert "3 redriven, 0 skipped" in again.stdout
-        assert job_id in again.stdout
-        wait_for(lambda: cli.json("show", job_id)["state"] == "completed")
+        assert f"{job_id}: 0 succeeded, 3 failed." in again.stdout
+        assert again.returncode == 3
         assert cli.json("dead-letters", "redrive", f"{job_id}:3:2")["redriven"] == 1
 
 
@@ -575,7 +608,8 @@ def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
 
         assert cli("dead-letters", "redrive").returncode == 2
         one_line(cli("dead-letters", "redrive", "999999"), "not_found")
-        assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0, "runs": []}
+        done = cli.json("dead-letters", "redrive", letter["id"])
+        assert done == {"redriven": 1, "skipped": 0, "runs": [], "requeued": 1, "blocked": 0}
         wait_for(lambda: len(cli.json("dead-letters")) == 1 and cli.json("show", job_id)["state"] == "failed")
         assert "1 redriven" in cli("dead-letters", "redrive", "--all").stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
@@ -595,9 +629,8 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     assert done.returncode == 3, done.stderr
     job_id = json.loads(done.stdout)["id"]
     (failed,) = up.json("results", job_id, "--status", "failed")
-    said = up("rerun", job_id, "--failed", "--attempts", "2")
-    assert said.stdout.startswith(f"{job_id} is ingesting, run 2."), said.stderr
-    assert up("watch", job_id).returncode == 3
+    said = up("rerun", job_id, "--failed", "--attempts", "2", "--wait")
+    assert (said.returncode, "1 failed" in said.stdout) == (3, True), said.stderr
     (again,) = up.json("results", job_id, "--run", "2")
     assert (again["index"], again["attempts"]) == (failed["index"], failed["attempts"])
     assert again["task_id"] != failed["task_id"]
@@ -624,6 +657,12 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     assert (watched.returncode, json.loads(watched.stdout)["run"]["counts"]["failed"]) == (3, 0)
     one_line(up("rerun", job_id, "--error-code", "timeout"), "nothing_to_rerun")
     one_line(up("rerun", job_id, "--all", "--tag", "x"), "bad_input")
+    copied = up("duplicate", job_id, "--name", "copy", "--option", "concurrency=3", "--wait", "--json")
+    copy = json.loads(copied.stdout)
+    assert (copied.returncode, copy["name"], copy["total"]) == (3, "copy", 2), copied.stderr
+    # A rerun may have changed the attempts: those of the job now are copied.
+    assert copy["options"] == {**up.json("show", job_id)["options"], "concurrency": 3}
+    one_line(up("duplicate", job_id, "--option", "concurrency=0"), "invalid_field")
 
 
 def test_a_job_is_paused_changed_resumed_and_cancelled(up: Cli, site: str) -> None:
@@ -738,6 +777,16 @@ def test_keys_while_a_server_owns_the_directory(up: Cli, site: str) -> None:
     assert one_line(acme("jobs"), "invalid_key")
 
 
+def test_a_csv_without_the_column_is_refused_before_it_is_sent(up: Cli) -> None:
+    up.write("wrong.csv", "link,id", "https://example.com,1")
+    before = len(up.json("jobs"))
+    assert one_line(up("submit", "wrong.csv"), "list_unreadable")
+    assert one_line(up("submit", "wrong.csv", "--url-column", "URL"), "list_unreadable")
+    assert len(up.json("jobs")) == before
+    typed = up("sumbit", "wrong.csv")
+    assert "Did you mean 'submit'? See `conveyor --help`." in typed.stderr
+
+
 def test_the_local_key_is_for_its_owner_only(up: Cli) -> None:
     assert (up.place / "data" / "local.key").stat().st_mode & 0o777 == 0o600
 
@@ -756,6 +805,10 @@ def test_doctor(up: Cli, tmp_path: Path) -> None:
     found = {check["name"]: check["verdict"] for check in up.json("doctor")}
     assert found["server"] == found["key"] == found["sqlite"] == found["data"] == "ok"
     assert found["targets"] == "warn"
+    # Also where the settings of the command differ from those of the server.
+    other = Cli(up.place, {**up.settings, "CONVEYOR_ALLOW_PRIVATE_TARGETS": "0"})
+    [targets] = [check for check in other.json("doctor") if check["name"] == "targets"]
+    assert (targets["verdict"], targets["found"]) == ("warn", "the server's workers allow private addresses")
     lonely = Cli(tmp_path, {"CONVEYOR_URL": "http://127.0.0.1:9"})
     assert {check["name"]: check["verdict"] for check in lonely.json("doctor")}["server"] == "warn"
     (tmp_path / "file").write_text("")

@@ -57,6 +57,21 @@ def test_run_says_that_a_host_is_down_and_ends(tmp_path: Path, dead: str) -> Non
     assert {line["error"]["code"] for line in lines if line["status"] == "failed"} <= {"connect_failed", "target_down"}
 
 
+def test_errors_and_hosts_of_a_job_are_shown(tmp_path: Path, dead: str) -> None:
+    with serving(tmp_path) as up, demo_site() as site:
+        urls = [f"{dead}/{number}" for number in range(3)] + [f"{site}/quick/{number}" for number in range(5)]
+        job = up("submit", write_list(tmp_path, *urls), "--attempts", "1", "--no-breaker").stdout.strip()
+        up("watch", job)
+        errors, hosts = up("errors", job), up("hosts", job)
+        assert (errors.returncode, hosts.returncode) == (0, 0), errors.stderr + hosts.stderr
+        assert "connect_failed" in errors.stdout
+        assert "127.0.0.1" in hosts.stdout
+        (group,) = up.json("errors", job)["items"]
+        assert (group["code"], group["failed"], group["host"]) == ("connect_failed", 3, "127.0.0.1")
+        assert [host["attempts"] for host in up.json("hosts", job)["items"]] == [8]
+        assert f"conveyor errors {job}" in up("show", job).stdout
+
+
 def test_run_without_a_breaker_tries_every_task(tmp_path: Path, dead: str) -> None:
     cli = Cli(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
     urls = [f"{dead}/{number}" for number in range(100)]

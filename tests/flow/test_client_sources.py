@@ -111,6 +111,28 @@ async def test_a_url_that_the_server_reads(server: Api) -> None:
         assert b"signature" not in shown.body
 
 
+@pytest.fixture
+def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = sources.google_account(tmp_path)
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", path)
+    return path
+
+
+async def test_an_object_of_google(server: Api, google: str) -> None:
+    url = sources.put("other/google.jsonl", DATA * 40).replace("s3://", "gs://")
+
+    def use(client: Client) -> str:
+        with pytest.raises(ListMissing, match=r"nowhere\.jsonl not found"):
+            client.submit(f"gs://{sources.BUCKET}/other/nowhere.jsonl", **PYTHON)
+        for wrong, said in ((RemoteList(url, etag='"0"'), "cannot be named"), ("gs://bucket", "gs://BUCKET/KEY")):
+            with pytest.raises(ListUnreadable, match=said):
+                client.submit(wrong, **PYTHON)
+        return client.submit(url, **PYTHON).id
+
+    source = await source_of(server, await blocking(server, use))
+    assert (source.sha256, source.format) == (sha256(DATA * 40).hexdigest(), "jsonl")
+
+
 class TestCommands:
     @pytest.fixture
     def site(self) -> Iterator[str]:
@@ -139,6 +161,15 @@ class TestCommands:
         ran = up("run", url, "-o", "out.zip", "--data", "run-data")
         assert ran.returncode == 0, ran.stderr
         assert len(manifest(up.place / "out.zip")) == 20
+
+    def test_run_an_object_of_google(self, up: Cli, site: str, google: str) -> None:
+        url = sources.put("other/google.csv", f"url,id\n{site}/quick/1,one\n".encode()).replace("s3://", "gs://")
+        cli = Cli(up.place, {**up.settings, "GOOGLE_SERVICE_ACCOUNT": google})
+        ran = cli("run", url, "-o", "google.zip", "--data", "google-data")
+        assert ran.returncode == 0, ran.stderr
+        assert [line["id"] for line in manifest(up.place / "google.zip")] == ["one"]
+        done = cli("submit", url, "--wait", "--json")
+        assert json.loads(done.stdout)["run"]["counts"]["succeeded"] == 1
 
     async def test_submit_a_list_behind_a_url(self, up: Cli, site: str) -> None:
         async with ListSite(f"{site}/quick/1\n{site}/quick/2\n".encode()) as lists:

@@ -215,8 +215,8 @@ class TestStream:
             "reason_code": None,
             "waiting": None,
             "total": 1200,
-            "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0},
-            "job": {"total": 1200, "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0}},
+            "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0, "unchanged": 0},
+            "job": {"total": 1200, "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0, "unchanged": 0}},
         }
         assert all(frame.id is None for frame in seen if frame.event == "progress")
 
@@ -460,8 +460,8 @@ class TestMilestones:
             (
                 "run.completed",
                 {
-                    "counts": {"succeeded": 3, "failed": 0, "cancelled": 0},
-                    "job": {"total": 3, "counts": {"succeeded": 3, "failed": 0, "cancelled": 0}},
+                    "counts": {"succeeded": 3, "failed": 0, "cancelled": 0, "unchanged": 0},
+                    "job": {"total": 3, "counts": {"succeeded": 3, "failed": 0, "cancelled": 0, "unchanged": 0}},
                     "reason": None,
                     "reason_code": None,
                 },

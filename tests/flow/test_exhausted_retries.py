@@ -185,7 +185,7 @@ class TestRedrive:
         assert (done["redriven"], done["skipped"]) == (1, len(unknown))
         async with working(server.system, Flaky(wrong)) as executor:
             again = await ended(server, job["id"])
-        assert done["runs"] == [{"job_id": job["id"], "run_id": again["run"]["id"]}]
+        assert done["runs"] == [{"job_id": job["id"], "run_id": again["run"]["id"], "dead_letters": 1}]
         assert (again["run"]["number"], again["run"]["lineage"]["indexes"]) == (2, [4])
         assert [index for _, index in executor.ran] == [4]
         assert await statuses(server, job["id"]) == {1: "failed", 5: "failed", 7: "failed"}
@@ -197,8 +197,14 @@ class TestRedrive:
         monkeypatch.setattr(redrive_module, "_MAX_INDEXES", bound)
         job = await run_once(server)
         other = await run_once(server)
+        dry = await redrive(server, error_code="http_503", dry_run=True)
+        assert [run["run_id"] for run in dry["runs"]] == [None, None]
         done = await redrive(server, error_code="http_503")
         assert (done["redriven"], done["skipped"]) == (4, 0)
+        assert {**dry, "runs": []} == {**done, "runs": []}, "a dry run foretells it, and changes nothing"
+        assert sorted(run["dead_letters"] for run in dry["runs"]) == [2, 2]
+        blocked = await redrive(server, job_id=job["id"], dry_run=True)
+        assert (blocked["redriven"], blocked["skipped"], blocked["blocked"]) == (0, 3, 3)
         assert {run["job_id"] for run in done["runs"]} == {job["id"], other["id"]}
         async with working(server.system, Flaky(wrong)) as executor:
             await ended(server, job["id"])
@@ -219,7 +225,8 @@ class TestRedrive:
         assert again["run"]["lineage"]["dead_lettered"] is (bound == 0)
         assert set(await statuses(server, job["id"])) == {7, 17, 27, 37}
         assert await letters(server) == []
-        assert await redrive(server, all=True) == {"redriven": 0, "skipped": 0, "runs": []}
+        none = {"redriven": 0, "skipped": 0, "runs": [], "requeued": 0, "blocked": 0}
+        assert await redrive(server, all=True) == none
         assert (await server.get(f"/v1/jobs/{job['id']}")).json["run"]["number"] == 2
 
     @pytest.mark.parametrize("bound", [0, 1000], ids=["selected", "named"])

@@ -163,6 +163,7 @@ async def test_every_task_has_its_line_and_every_body_its_file(system: System, l
         "tag": None,
         "data": None,
         "extracted": None,
+        "unchanged": False,
     }
     nothing = {"file": None, "size": None, "sha256": None, "content_type": None, "final_url": None}
     assert lines[3]["error"] == {"code": "http_status", "message": "The target answered 500."}

@@ -13,7 +13,7 @@ from conveyor.cli import doctor_checks
 from conveyor.coordination.waits import waiting
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.engines.sqlite.database import SqliteDatabase, open_database
-from conveyor.errors import DiskUnwritable, EngineFailed
+from conveyor.errors import DiskUnwritable, EngineFailed, is_outage
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from tests.support.api import Api
@@ -102,8 +102,9 @@ async def test_blobs_name_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr("conveyor.engines.local_files.os.write", refuse)
-        with pytest.raises(DiskUnwritable, match=said):
+        with pytest.raises(DiskUnwritable, match=said) as unwritable:
             await blobs.put("results/x", b"data")
+    assert is_outage(unwritable.value)
     await blobs.put("results/x", b"data")
     with pytest.raises(EngineFailed) as caught:
         await blobs._run(_interrupted)

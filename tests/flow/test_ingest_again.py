@@ -13,6 +13,7 @@ import pytest
 from conveyor import faults
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.spec import TasksSpec
+from conveyor.engines.queue import CONTROL
 from conveyor.errors import EngineFailed, JobClosed
 from conveyor.model import Job, Mode, Source
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
@@ -42,6 +43,13 @@ class Failing:
         return written
 
 
+async def wait_for_latch(fleet: Fleet, job: Job) -> None:
+    async def is_latched() -> bool:
+        return (await fleet.job(job.job_id)).run.last_batch
+
+    await fleet.until(is_latched)
+
+
 async def all_invalid(fleet: Fleet, job: Job) -> list[int]:
     found, cursor = [], None
     while True:
@@ -64,10 +72,7 @@ async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> 
         object.__setattr__(ingester._ingest, "records", dataclasses.replace(records, ingests=failing))
         fleet.start(ingester)
 
-        async def latched() -> bool:
-            return (await fleet.job(job.job_id)).run.last_batch
-
-        await fleet.until(latched)
+        await wait_for_latch(fleet, job)
         assert failing.checkpoints > 4
         run = (await fleet.job(job.job_id)).run
         assert (run.total, run.invalid) == (LINES * 9 // 10, LINES // 10)
@@ -75,6 +80,52 @@ async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> 
         assert await all_invalid(fleet, job) == wrong
         kept = b"".join([part async for part in invalid_lines(fleet.blobs, job)])
         assert [json.loads(line)["line"] for line in kept.splitlines()] == wrong
+
+
+async def an_engine_that_is_away_fails_no_ingest() -> None:
+    async with open_fleet() as fleet:
+        job = await fleet.stage_bytes(b"1\n" * LINES)
+        ingester = fleet.ingester()
+        records = fleet.system.records
+        failing = Failing(records.ingests, *range(1, 12))
+        object.__setattr__(ingester._ingest, "records", dataclasses.replace(records, ingests=failing))
+        fleet.start(ingester)
+        await wait_for_latch(fleet, job)
+        assert failing.checkpoints > 11
+        assert (await fleet.system.queue.dead_letters(None, 10)).items == []
+
+
+async def test_an_engine_that_is_away_fails_no_ingest() -> None:
+    await an_engine_that_is_away_fails_no_ingest()
+
+
+async def a_message_that_came_often_has_not_failed_often() -> None:
+    """Its ingesters were slow, and lost it each time. Then it fails once."""
+    async with open_fleet() as fleet:
+        job = await fleet.stage_bytes(b"1\n2\n")
+        # The list is split, and the message of its range is next.
+        await fleet.ingester().tick()
+        for _ in range(6):
+            assert await fleet.system.queue.receive(CONTROL, 1, 10.0)
+            fleet.clock.advance(11.0)
+        ingester = fleet.ingester()
+        put, left = ingester._ingest.tasks.put, 1
+
+        async def fails(*given: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise RuntimeError("once")
+            await put(*given)
+
+        ingester._ingest.tasks.put = fails  # type: ignore[method-assign]
+        fleet.start(ingester)
+        await wait_for_latch(fleet, job)
+        assert left < 0
+
+
+async def test_a_message_that_came_often_has_not_failed_often() -> None:
+    await a_message_that_came_often_has_not_failed_often()
 
 
 class Stale:

@@ -257,7 +257,7 @@ async def test_dead_letters_of_a_job_elsewhere_do_not_hide_the_others(
             assert task["id"] == f"{here.job_id}:1:0"
             ids = [message["id"], f"{there.job_id}:1:0"]
             answer = await api.post("/v1/dead-letters/redrive", {"ids": ids})
-            assert (answer.status, answer.json) == (200, {"redriven": 0, "skipped": 2, "runs": []})
+            assert (answer.status, answer.json["redriven"], answer.json["skipped"]) == (200, 0, 2)
             answer = await api.post("/v1/dead-letters/redrive", {"all": True})
             assert (answer.status, answer.json["redriven"], answer.json["skipped"]) == (200, 1, 1)
             assert [run["job_id"] for run in answer.json["runs"]] == [here.job_id]

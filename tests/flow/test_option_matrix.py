@@ -13,7 +13,7 @@ import pytest
 from conveyor.model import JobKind, Options
 from conveyor.states import RunState
 from tests.matrix.commands import COMMANDS, FLAGS, OTHER_FLAGS, arguments_of, command, flags_of
-from tests.matrix.entries import ENTRIES, Answer, Case, Refusal, by_http, takes
+from tests.matrix.entries import ENTRIES, Answer, Case, Refusal, by_http, is_own, takes
 from tests.matrix.options import Undeclared, allowed_in, leaves
 from tests.matrix.pairs import all_pairs
 from tests.matrix.world import World, open_world
@@ -48,7 +48,8 @@ def in_pairs(kind: JobKind) -> dict[str, list[Case]]:
     cases: dict[str, list[Case]] = {entry: [] for entry in ENTRIES}
     for number, row in enumerate(all_pairs({**factors, WAY: list(ENTRIES)})):
         entry = row.pop(WAY)
-        cases[entry].append(Case(number, kind, {path: value for path, value in row.items() if value is not _DEFAULT}))
+        chosen = {path: value for path, value in row.items() if value is not _DEFAULT and is_own(entry, path)}
+        cases[entry].append(Case(number, kind, chosen))
     return cases
 
 

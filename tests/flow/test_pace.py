@@ -137,9 +137,10 @@ async def test_jobs_share_the_pace_of_a_host_and_can_leave_it(remote: bool) -> N
     async with open_fleet() as fleet:
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
+            await fleet.clock.sleep(0.5)
             outcome = success()
             outcome.elapsed = 1.0 if fleet.executor.running["one.example"] <= 8 else 4.0
-            await fleet.clock.sleep(1.0)
+            await fleet.clock.sleep(0.5)
             return outcome
 
         jobs = [await submit(fleet, {"one.example": 40}) for _ in range(3)]

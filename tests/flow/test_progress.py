@@ -5,7 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from conveyor.cli.bar_view import view_job
+from conveyor.cli.snapshot import Snapshot
+from conveyor.engines.records import Document
 from conveyor.model import (
+    PROGRESS,
     InputJson,
     Job,
     JobId,
@@ -16,8 +20,10 @@ from conveyor.model import (
     Run,
     RunId,
     TaskEnd,
+    TaskProgress,
     TaskSeed,
     TenantId,
+    progress_id,
 )
 from conveyor.read.status import job_json
 from conveyor.states import RunState, TaskStatus
@@ -109,14 +115,14 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
         "expires_at": "2026-09-22T14:13:20.000Z",
         "view": "latest-per-task",
         "total": 10,
-        "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0},
+        "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0, "unchanged": 0},
         "run": {
             "id": "run_1",
             "number": 1,
             "state": "running",
             "reason_code": None,
             "total": 10,
-            "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0},
+            "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0, "unchanged": 0},
             "created_at": "2026-09-21T14:13:20.000Z",
             "ended_at": None,
             "lineage": None,
@@ -126,8 +132,37 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
         "rate": 3.0,
         "eta": 1.3,
         "task_time": None,
+        "transfers": None,
         "top_errors": [{"code": "timeout", "count": 2}, {"code": "dns", "count": 1}],
     }
+
+
+async def test_downloads_in_progress_are_added_up(system: System) -> None:
+    """Those of the latest run that an attempt has."""
+    job = msgspec.structs.replace(job_of(5), kind=JobKind.DOWNLOAD)
+    await seed(system, job)
+
+    async def store(*progress: TaskProgress) -> None:
+        rows = [
+            Document(
+                PROGRESS, job.tenant, progress_id(each.run_id, each.index), msgspec.json.encode(each), job_id=job.job_id
+            )
+            for each in progress
+        ]
+        await system.records.documents.create_documents(rows)
+
+    assert (await shown(system, job))["transfers"] is None
+    await store(
+        TaskProgress(RunId("run_1"), 0, 1, "a", START, 300, 1000, 10.0),
+        TaskProgress(RunId("run_1"), 1, 1, "b", START, 500, 2000, 5.5),
+        TaskProgress(RunId("run_0"), 2, 1, "c", START, 9, 9),
+        TaskProgress(RunId("run_1"), 3, 1, "", START, 9, 9),
+    )
+    found = await shown(system, job)
+    assert found["transfers"] == {"tasks": 2, "done": 800, "total": 3000, "rate": 15.5}
+    assert view_job(Snapshot.of(found)).done == "0 of 5 done, downloading 800 B of 2.9 KiB at 15 B/s"
+    await store(TaskProgress(RunId("run_1"), 4, 1, "d", START, 100, None))
+    assert (await shown(system, job))["transfers"] == {"tasks": 3, "done": 900, "total": None, "rate": 15.5}
 
 
 @pytest.mark.parametrize("state", list(RunState))
@@ -149,7 +184,14 @@ async def test_a_total_that_is_not_set_yet_makes_nothing_negative(system: System
     early = job_of(0, RunState.INGESTING, last_batch=False)
     await system.coordinator.acquire("run:run_1", "worker-a", 3, 1000, 60)
     found = await shown(system, early)
-    assert found["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 5, "failed": 0, "cancelled": 0}
+    assert found["run"]["counts"] == {
+        "pending": 0,
+        "running": 0,
+        "succeeded": 5,
+        "failed": 0,
+        "cancelled": 0,
+        "unchanged": 0,
+    }
     assert found["eta"] is None
 
 
@@ -229,6 +271,7 @@ async def test_an_ended_run_has_its_average_and_no_time_left(
 ) -> None:
     job = job_of(100, state, ended_at=START + 20)
     await seed(system, job)
+    await finish(system, job, range(100))
     clock.at += 1000
     found = await shown(system, job)
     assert (found["rate"], found["eta"]) == (5.0, None)

@@ -12,8 +12,10 @@ from conveyor.engines.shared_logs import open_shared_logs
 from conveyor.jobs.chunks import decode
 from conveyor.model import Job, JobKind, Outcome, TaskRef
 from conveyor.process.body_store import BodyStore
+from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.executors.fetch.frames import OutcomePack, StoredPages, decode_pack
 from conveyor.process.executors.fetch.packs import Packer
+from conveyor.process.load_tally import LoadTally
 from conveyor.process.outcome_writer import OutcomeWriter
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedPages
 from conveyor.states import TaskStatus
@@ -92,6 +94,7 @@ def writer(fleet: Fleet, system: System) -> OutcomeWriter:
         fleet.lifecycle,
         system.coordinator,
         fleet.clock,
+        BreakdownParts(system.records.documents, fleet.clock, "worker", LoadTally(system.coordinator, "worker")),
         system.atomic_flush,
         lambda run_id, delay: None,
     )

@@ -103,7 +103,14 @@ async def test_what_failed_is_run_again(server: Api) -> None:
     async with working(server.system, Flaky(every(5))) as echo:
         job_id = await submit(server, 100)
         first = await ended(server, job_id)
-        assert first["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 80, "failed": 20, "cancelled": 0}
+        assert first["run"]["counts"] == {
+            "pending": 0,
+            "running": 0,
+            "succeeded": 80,
+            "failed": 20,
+            "cancelled": 0,
+            "unchanged": 0,
+        }
         answer = await rerun(server, job_id)
         accepted = msgspec.json.decode(answer.body, type=AcceptedView)
         assert (accepted.id, accepted.state, accepted.run.number, accepted.run.state) == (
@@ -116,7 +123,14 @@ async def test_what_failed_is_run_again(server: Api) -> None:
         done = await ended(server, job_id)
         msgspec.convert(done, shapes.JobShape)
     assert (done["state"], done["run"]["id"], done["run"]["number"]) == ("completed", accepted.run.id, 2)
-    assert done["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 20, "failed": 0, "cancelled": 0}
+    assert done["run"]["counts"] == {
+        "pending": 0,
+        "running": 0,
+        "succeeded": 20,
+        "failed": 0,
+        "cancelled": 0,
+        "unchanged": 0,
+    }
     assert done["ingest"]["tasks"] == 20
     failed = set(range(0, 100, 5))
     second = await results(server, job_id, "?run=latest")
@@ -136,7 +150,7 @@ async def test_a_rerun_replaces_outcomes_of_a_later_run_alone(server: Api) -> No
         await again(server, job_id)
         done = await again(server, job_id, {"http_status": 200})
     assert (done["run"]["number"], done["run"]["counts"]["succeeded"]) == (3, 5)
-    assert done["counts"] == {"pending": 0, "running": 0, "succeeded": 5, "failed": 5, "cancelled": 0}
+    assert done["counts"] == {"pending": 0, "running": 0, "succeeded": 5, "failed": 5, "cancelled": 0, "unchanged": 0}
 
 
 async def test_what_the_earlier_run_came_to_stays_readable(server: Api) -> None:
@@ -364,6 +378,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
         "dead_lettered": False,
         "damaged": False,
         "extract_only": False,
+        "changed_only": False,
         "host": None,
         "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
     }

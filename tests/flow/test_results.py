@@ -108,13 +108,14 @@ async def test_the_public_shape_of_a_task(system: System) -> None:
         "elapsed": 0.5,
         "finished_at": "2026-09-21T14:13:20.250Z",
         "body_url": "/v1/body",
+        "unchanged": False,
     }
     pending = await system.tasks.task(RUN, task_id(RUN.run_id, 1))
     assert pending is not None
     waiting = msgspec.json.decode(msgspec.json.encode(task_json(pending, "/v1/body")))
     assert waiting.keys() == shown.keys()
     assert (waiting["status"], waiting["attempts"], waiting["input"]) == ("pending", 0, "https://example.com/1")
-    rest = waiting.keys() - {"task_id", "index", "input", "status", "attempts", "dead_lettered"}
+    rest = waiting.keys() - {"task_id", "index", "input", "status", "attempts", "dead_lettered", "unchanged"}
     assert {waiting[name] for name in rest} == {None}, "no address for a body that is not there"
 
 

@@ -82,6 +82,7 @@ class TestRetries:
         retried = (await fleet.events(job))[0]
         assert retried.data["retry_in"] == 10.0
         assert retried.data["error"] == {"code": "handler_raised", "message": "it went wrong"}
+        assert (retried.data["elapsed"], retried.data["worker"][:7]) == (0.0, "worker_")
 
     async def test_retries_of_one_chunk_do_not_wait_for_each_other(self, fleet: Fleet) -> None:
         async def by_index(job: Job, ref: TaskRef) -> Outcome:

@@ -914,6 +914,85 @@ class TestExactlyOnce:
         await asyncio.gather(*scheduler._running, return_exceptions=True)
 
 
+class TestChangedOnly:
+    """Each job compares with the one before that has finished, which is kept until then."""
+
+    async def finish(self, server: Api, job: Job) -> None:
+        assert (await server.post(f"/v1/jobs/{job.job_id}/cancel")).status == 200
+
+    async def live(
+        self, system: System, scheduler: Scheduler, clock: ManualClock, seconds: float, step: float = 2 * HOUR
+    ) -> None:
+        """Let time pass, with what is due done on the way."""
+        end = clock.now() + seconds
+        while clock.now() < end:
+            clock.advance(min(step, end - clock.now()))
+            await run(scheduler)
+            await retention(system).run_once()
+
+    async def test_the_job_to_compare_with_is_kept(
+        self, server: Api, system: System, scheduler: Scheduler, clock: ManualClock
+    ) -> None:
+        job = {"tasks": [URL], "retention_days": 0.5}
+        schedule = await made(server, cron="0 0 1 * *", job=job, changed_only=True)
+        assert schedule["changed_only"] is True
+        await self.live(system, scheduler, clock, 20 * DAY)
+        (first,) = await jobs_of(system)
+        assert first.options.changed_from is None
+        await self.finish(server, first)
+        await self.live(system, scheduler, clock, 30 * DAY)
+        jobs = await jobs_of(system)
+        assert [job.options.changed_from for job in jobs] == [None, first.job_id], "kept for a month"
+        # Paused, with the second job still running: it is needed.
+        await server.request("PATCH", f"/v1/schedules/{schedule['id']}", body=b'{"paused": true}')
+        await self.live(system, scheduler, clock, 40 * DAY)
+        assert [job.job_id for job in await jobs_of(system)] == [job.job_id for job in jobs]
+        await self.finish(server, jobs[1])
+        await self.live(system, scheduler, clock, 3 * DAY)
+        assert [job.job_id for job in await jobs_of(system)] == [jobs[1].job_id], "the next one has finished"
+        # Without the schedule it expires.
+        await server.request("DELETE", f"/v1/schedules/{schedule['id']}")
+        await self.live(system, scheduler, clock, 2 * DAY)
+        assert await jobs_of(system) == []
+
+    async def test_a_scheduler_that_dies_while_it_keeps_the_job(
+        self, server: Api, system: System, scheduler: Scheduler, clock: ManualClock
+    ) -> None:
+        schedule = await made(server, job={"tasks": [URL], "retention_days": 0.1}, changed_only=True)
+        clock.advance(HOUR)
+        await run(scheduler)
+        (first,) = await jobs_of(system)
+        await self.finish(server, first)
+        await server.request("PATCH", f"/v1/schedules/{schedule['id']}", body=b'{"paused": true}')
+        for point in ("schedule.keep.before", "schedule.keep.after"):
+
+            def die(passed: str, point: str = point) -> None:
+                if passed == point:
+                    raise Killed
+
+            faults.arm(die)
+            try:
+                await scheduler.tick()
+                await asyncio.gather(*scheduler._running, return_exceptions=True)
+            finally:
+                faults.arm(None)
+            await self.live(system, scheduler, clock, DAY / 2, HOUR / 2)
+            assert [job.job_id for job in await jobs_of(system)] == [first.job_id]
+            clock.advance(0.1 * DAY / 4)
+
+    async def test_it_can_be_changed_and_is_checked(self, server: Api, system: System) -> None:
+        schedule = await made(server)
+        assert schedule["changed_only"] is False
+        path = f"/v1/schedules/{schedule['id']}"
+        assert (await server.request("PATCH", path, body=b'{"changed_only": true}')).json["changed_only"] is True
+        assert (await server.request("PATCH", path, body=b'{"changed_only": false}')).json["changed_only"] is False
+        row = await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
+        assert row is not None and schedule_of(row).keep_base_at is None
+        for job in ({"kind": "download", "tasks": [URL]}, {"tasks": [URL], "changed_from": f"job_{'0' * 26}"}):
+            refused = await server.post("/v1/schedules", {"cron": "0 * * * *", "job": job, "changed_only": True})
+            assert (refused.status, refused.json["code"]) == (400, "invalid_field")
+
+
 def test_the_body_of_a_row_is_small_json() -> None:
     schedule = Schedule("0 0 * * *", "UTC", msgspec.Raw(b'{"tasks":[1]}'), 1.0)
     assert msgspec.json.encode(schedule) == (

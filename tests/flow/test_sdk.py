@@ -152,6 +152,8 @@ async def test_lines_that_are_no_task(server: Api) -> None:
         job = client.submit(mixed).wait(timeout=PATIENCE)
         assert (job.total, job.invalid) == (1500, 2)
         assert [line.line for line in job.invalid_lines()] == [1501, 1502]
+        assert job.error_groups(run=1)["failed"] == 0
+        assert "items" in job.hosts()
         refused = client.submit(mixed, on_invalid="reject").wait(timeout=PATIENCE)
         assert (refused.state, refused.total) == ("failed", 0)
         with pytest.raises(errors.InvalidTasks) as caught:
@@ -233,7 +235,7 @@ async def test_keys_and_strangers(server: Api) -> None:
             client.job("job_unknown")
         assert client.health()["status"] == "ok"
         assert list(client.dead_letters()) == []
-        assert client.redrive([]) == {"redriven": 0, "skipped": 0, "runs": []}
+        assert client.redrive([]) == {"redriven": 0, "skipped": 0, "runs": [], "requeued": 0, "blocked": 0}
         with pytest.raises(errors.RouteNotFound):
             client.request("GET", "/v1/nothing")
 

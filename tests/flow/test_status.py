@@ -168,6 +168,7 @@ class TestShared:
         for how, state in (("pause", "paused"), ("resume", "running"), ("pause", "paused"), ("cancel", "cancelled")):
             await server.post(f"/v1/jobs/{job_id}/{how}")
             assert (await status(server, job_id))["state"] == state
+        assert (await status(server, job_id))["rate"] == 0, "no task was run"
         await server.request("DELETE", f"/v1/jobs/{job_id}")
         assert (await server.get(f"/v1/jobs/{job_id}")).status == 404
 
@@ -245,7 +246,7 @@ class TestVerify:
         assert verify["drift"] == 0
         assert [(run["number"], run["exact"], run["drift"]) for run in verify["runs"]] == [(1, True, 0), (2, True, 0)]
         assert verify["runs"][0]["kept"] == verify["runs"][0]["counted"]
-        assert verify["runs"][0]["counted"] == {"succeeded": 40, "failed": 20, "cancelled": 0}
+        assert verify["runs"][0]["counted"] == {"succeeded": 40, "failed": 20, "cancelled": 0, "unchanged": 0}
 
     async def test_while_it_runs(self, server: Api) -> None:
         async with working(server.system):

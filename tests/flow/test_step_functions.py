@@ -107,7 +107,7 @@ class TestFlow:
         async with working(system):
             output = await waiter.output(execution)
             found = await until(roles.only, lambda callback: callback.answered_at is not None)
-        assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0}
+        assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0, "unchanged": 0}
         assert (output["total"], output["name"], output["event"]) == (3, "ours", "run.completed")
         events = (await system.records.outbox.events(ACME, found.job_id, None, 100)).items
         assert output["event_id"] == events[-1].id

@@ -223,7 +223,7 @@ class TestTelling:
             "timestamp": events[0]["at"],
             "data": {"job_id": job_id, "run_id": job_id.replace("job_", "run_"), "total": 8},
         }
-        assert completed.json["data"]["counts"] == {"succeeded": 8, "failed": 0, "cancelled": 0}
+        assert completed.json["data"]["counts"] == {"succeeded": 8, "failed": 0, "cancelled": 0, "unchanged": 0}
         for told in receiver.told:
             assert told.seen.method == "POST"
             assert told.seen.headers["content-type"] == "application/json"

@@ -148,4 +148,4 @@ def _shared_target(job: Job) -> str:
     options = job.options
     if options.upstream is not None:
         return f"upstream:{options.upstream}"
-    return "" if options.gateway is None else f"gateway:http://{GATEWAY_HOST}"
+    return "" if options.gateway is None or options.gateway.pool else f"gateway:http://{GATEWAY_HOST}"

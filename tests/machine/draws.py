@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.machine.nodes import ROLES
 from tests.machine.profile import Capacity, Profile
 from tests.machine.seams import CALLS, CLIENT, Latency, Trouble
-from tests.machine.targets import BEHAVIOURS, FILES, GATEWAY, GATEWAY_HOST, HOSTS, url
+from tests.machine.targets import BEHAVIOURS, FILES, GATEWAY, GATEWAY_HOST, HOSTS, SECOND_GATEWAY, url
 
 # The kinds of jobs of an example: most that goes on in a worker goes on in lanes of fetches.
 MIXES = [["fetch"], ["fetch"], ["fetch", "python"], ["fetch", "python", "download"], ["python"], ["download"]]
@@ -36,7 +36,11 @@ OPTIONS: dict[str, list[Any]] = {
     "stuck_after": [2, 10],
     "retry_statuses": [[], [404]],
     "retry_errors": [["connect_failed"]],
-    "gateway": [{"url": GATEWAY}],
+    "gateway": [
+        {"url": GATEWAY},
+        {"pool": [{"url": GATEWAY, "weight": 3}, {"url": SECOND_GATEWAY}]},
+        {"pool": [{"url": GATEWAY}, {"url": SECOND_GATEWAY}], "sticky": "host"},
+    ],
 }
 # Options that bear on one another: in some examples they are all that there is. Limits of hosts are in some only: with
 # them few orders wait at fetchers.

@@ -111,7 +111,8 @@ class LoopDatabase(database.SqliteDatabase):
         self._commit_soon()
         return await super().write(work)
 
-    async def write_jointly(self, joint: database.JointWork[V, T], item: V) -> T:
+    # Quoted: `bench fleet` also runs on an earlier revision, which does not have it.
+    async def write_jointly(self, joint: "database.JointWork[V, T]", item: V) -> T:
         self._commit_soon()
         return await super().write_jointly(joint, item)
 

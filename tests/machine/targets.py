@@ -31,6 +31,8 @@ from conveyor.states import TaskStatus
 HOSTS = ("a.test", "b.test")
 GATEWAY_HOST = "gateway.test"
 GATEWAY = f"http://{GATEWAY_HOST}/?to={{url}}"
+# Of a pool with the other one: it is never down.
+SECOND_GATEWAY = "http://second.test/?to={url}"
 # How a host is away.
 REFUSED, FAILING, SILENT = "refused", "failing", "silent"
 # What a task's URL asks for. All `ok` take the same time, so that several end in one turn of the loop.
@@ -107,12 +109,12 @@ class Targets:
             self.deaths[0] -= 1
         return False
 
-    async def attempt(self, job: Job, ref: TaskRef) -> Outcome:
-        """One attempt at a fetch, or at a call that asks a host."""
+    async def attempt(self, job: Job, ref: TaskRef, gateway: int = 0) -> Outcome:
+        """One attempt at a fetch, through one of the gateways, or at a call that asks a host."""
         asked = Asked.of(json.loads(ref.input))
         began = self._clock.monotonic()
         with self._at_work(job, ref, asked.host):
-            outcome = await self._outcome(job.options, ref, asked)
+            outcome = await self._outcome(job.options, ref, asked, gateway)
         outcome.elapsed = self._clock.monotonic() - began
         return outcome
 
@@ -145,8 +147,8 @@ class Targets:
             if begun > options.rate_per_host * _RATE_SECONDS + 2:
                 self.over.append(f"{begun} of {job.job_id} at {host} in {_RATE_SECONDS:g} s")
 
-    async def _outcome(self, options: Options, ref: TaskRef, asked: Asked) -> Outcome:
-        if isinstance(options.gateway, Gateway) and GATEWAY_HOST in self.down:
+    async def _outcome(self, options: Options, ref: TaskRef, asked: Asked, gateway: int) -> Outcome:
+        if isinstance(options.gateway, Gateway) and gateway == 0 and GATEWAY_HOST in self.down:
             await self._clock.sleep(_ANSWER_SECONDS)
             return _failed("gateway_failed")
         away = self.down.get(asked.host)
@@ -221,10 +223,10 @@ class Answers:
         self._targets = targets
         self.die: Callable[[], None] = lambda: None
 
-    async def attempt_one(self, job: Job, ref: TaskRef) -> Outcome:
+    async def attempt_one(self, job: Job, ref: TaskRef, gateway: int = 0, condition: object = None) -> Outcome:
         if self._targets.is_deadly():
             self.die()
-        return await self._targets.attempt(job, ref)
+        return await self._targets.attempt(job, ref, gateway)
 
 
 class _Pipe:

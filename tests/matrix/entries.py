@@ -163,9 +163,18 @@ ENTRIES: dict[str, Enter] = {
 _TAKEN: dict[str, frozenset[str]] = {"rerun": frozenset(RERUN), "change": frozenset(LIVE)}
 
 
+# A schedule sets it by itself.
+_NOT_BY_SCHEDULE = "changed_from"
+
+
 def takes(entry: str, option: str) -> bool:
     """Whether an option can be given by this way at all."""
-    return entry not in _TAKEN or option in _TAKEN[entry]
+    return (entry not in _TAKEN or option in _TAKEN[entry]) and is_own(entry, option)
+
+
+def is_own(entry: str, option: str) -> bool:
+    """Whether jobs that come this way get the option from whoever makes them."""
+    return (entry, option) != ("schedule", _NOT_BY_SCHEDULE)
 
 
 def refusal(status: int, body: bytes) -> Refusal:

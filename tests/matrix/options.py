@@ -14,8 +14,9 @@ import msgspec
 
 from conveyor.accept import option_limits as limits
 from conveyor.lists import templates
+from conveyor.lists.gateways import MAX_GATEWAY_URL, MAX_POOL, MAX_WEIGHT
 from conveyor.lists.inputs import MAX_HEADER_BYTES, MAX_HEADERS
-from conveyor.model import JobKind, Options
+from conveyor.model import PACED_KINDS, JobKind, Options
 
 # Stands for the address of the site that is fetched from.
 SITE = "{site}"
@@ -69,11 +70,20 @@ OTHERS: dict[str, Leaf] = {
     "retry_errors": Leaf("", ([], [f"code_{number}" for number in range(limits.MAX_CODES)]), (["x"] * 101, ["A b"])),
     "upstream": _text("u", limits.MAX_UPSTREAM),
     "headers": _HEADERS,
-    "gateway.proxy": Leaf("", (SITE,), ("ftp://127.0.0.1/", "", "http://" + "h" * limits.MAX_URL)),
-    "gateway.url": Leaf("", (f"{SITE}/gateway?url={{url}}",), ("http://h/", f"http://h/{{url}}{'x' * limits.MAX_URL}")),
+    "gateway.proxy": Leaf("", (SITE,), ("ftp://127.0.0.1/", "", "http://" + "h" * MAX_GATEWAY_URL)),
+    "gateway.url": Leaf(
+        "", (f"{SITE}/gateway?url={{url}}",), ("http://h/", f"http://h/{{url}}{'x' * MAX_GATEWAY_URL}")
+    ),
     "gateway.headers": Leaf("", ({}, {"X-Key": "k"}), ({"Host": "x"},)),
+    "gateway.pool": Leaf(
+        "",
+        ([{"proxy": SITE}], [{"url": f"{SITE}/gateway?url={{url}}", "weight": MAX_WEIGHT}] * MAX_POOL),
+        ([{}], [{"proxy": SITE, "weight": 0}], [{"proxy": SITE, "weight": MAX_WEIGHT + 1}], [{"proxy": SITE}] * 51),
+    ),
+    "gateway.sticky": Leaf("", ("host",), ("path", 1)),
     "handler": _text("h", limits.MAX_HANDLER),
     "extract": _text("x", limits.MAX_HANDLER),
+    "changed_from": Leaf("", (f"job_{'0' * 26}",), ("", "job_1", f"job_{'0' * 27}", f"run_{'0' * 26}")),
     "export.create": Leaf("", (_CALL, _LARGE_CALL), ({"url": "nowhere"}, {**_CALL, "method": "GO"})),
     "export.status": Leaf("", ({"url": f"{SITE}/exports/{{id}}"},), ({"url": "{id}"},)),
     "export.id": Leaf("", ("/data/id", "$.data.id"), ("", "x" * (templates.MAX_TEXT + 1), f"{_DEEP}/1")),
@@ -100,12 +110,15 @@ _WHOLE: dict[str, dict[str, Any]] = {
         "download": "/export/files/0/href",
     },
 }
-# Of two parts that can not stand together, the one that gives way.
-_INSTEAD = {"gateway.url": "proxy"}
+# Of parts that can not stand together, those that give way; and what a part needs beside it.
+_INSTEAD = {"gateway.url": ("proxy",), "gateway.pool": ("proxy", "url", "headers")}
+_BESIDE = {"gateway.sticky": ("pool", [{"proxy": SITE}])}
 _KINDS: dict[str, frozenset[JobKind]] = {
+    "robots": PACED_KINDS,
     "handler": frozenset({JobKind.PYTHON}),
     "extract": frozenset(JobKind) - {JobKind.PYTHON},
     "keep_bodies": frozenset({JobKind.FETCH}),
+    "changed_from": frozenset({JobKind.FETCH}),
     "export": frozenset({JobKind.EXPORT_DOWNLOAD}),
 }
 
@@ -160,10 +173,15 @@ def options_of(chosen: Mapping[str, Any], site: str = "http://127.0.0.1:9") -> d
         for depth, parent in enumerate(parents):
             place = place.setdefault(parent, dict(_WHOLE.get(".".join(parents[: depth + 1]), {})))
         place[name] = value
-    for path, other in _INSTEAD.items():
+    for path, (beside, value) in _BESIDE.items():
         option, _, name = path.partition(".")
         if name in built.get(option, {}):
-            built[option].pop(other, None)
+            built[option].setdefault(beside, value)
+    for path, others in _INSTEAD.items():
+        option, _, name = path.partition(".")
+        if name in built.get(option, {}):
+            for other in others:
+                built[option].pop(other, None)
     filled: dict[str, Any] = _at_site(built, site)
     return filled
 

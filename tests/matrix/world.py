@@ -42,6 +42,7 @@ class MatrixSite(FileSite):
     def __init__(self) -> None:
         super().__init__(Behaviour(2000))
         self.visits: Counter[str] = Counter()
+        self.robots = (404, b"")
         self.busy = 0
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
@@ -78,15 +79,15 @@ class Busy:
     def __init__(self, inner: Any) -> None:
         self.attempts = 0
         self.starts = 0
-        self._attempt = inner.attempt
+        self._attempt = inner.attempt_through
         # The executor makes its lanes itself, which call it.
-        inner.attempt = self._counted
+        inner.attempt_through = self._counted
 
-    async def _counted(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+    async def _counted(self, gateway: int, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         self.attempts += 1
         self.starts += len(refs)
         try:
-            outcomes: list[Outcome] = await self._attempt(job, refs)
+            outcomes: list[Outcome] = await self._attempt(gateway, job, refs)
             return outcomes
         finally:
             self.attempts -= 1

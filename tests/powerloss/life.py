@@ -90,7 +90,7 @@ class Work:
         self._chance = random.Random(seed)
         self._attempts = itertools.count()
 
-    async def attempt_one(self, job: Job, ref: TaskRef) -> Outcome:
+    async def attempt_one(self, job: Job, ref: TaskRef, gateway: int = 0, condition: object = None) -> Outcome:
         """An attempt takes its time; some fail at first, some for good."""
         await self._clock.sleep(self._chance.choice(self._seconds))
         if ref.index % 11 == 5 or (ref.index % 7 == 3 and ref.attempt == 1):

@@ -82,6 +82,19 @@ def specs(sites: Sites) -> dict[str, dict[str, Any]]:
                 "headers": {"X-Plain": canary("gatewayheader")},
             },
         },
+        "pool": {
+            "tasks": ["http://page.example/", "http://page.example/2"],
+            "gateway": {
+                "pool": [
+                    {
+                        "url": f"{target.url('/gateway')}?key={canary('poolquery')}&url={{url}}",
+                        "headers": {"X-Plain": canary("poolheader")},
+                        "weight": 2,
+                    }
+                ],
+                "sticky": "host",
+            },
+        },
         "list": {
             "source": {
                 "url": f"http://127.0.0.1:{sites.lists.port}/list.jsonl?s={canary('sourcequery')}",
@@ -101,6 +114,8 @@ SENT = (
     "hookquery",
     "gatewayquery",
     "gatewayheader",
+    "poolquery",
+    "poolheader",
     "sourcequery",
     "sourceheader",
     "exportquery",
@@ -164,7 +179,7 @@ async def everything_shown(api: Api, admin: Api, owned: list[Owned]) -> dict[str
     for ids in owned:
         lines = await api.get(f"/v1/jobs/{ids.job_id}/results", headers={"accept": "application/x-ndjson"})
         pages[f"lines of {ids.job_id}"] = lines.body
-    for path in ("/", "/dashboard/main.js"):
+    for path in ("/", "/dashboard/app.js"):
         page = await api.get(path, auth=False)
         assert page.status == 200
         pages[path] = page.body

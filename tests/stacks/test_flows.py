@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from conveyor.engines.queue import run_queue
+from conveyor.errors import EngineFailed
+from conveyor.ingest import ingester
 from conveyor.model import JobId, TenantId
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.system import System
@@ -105,6 +107,30 @@ async def test_a_staged_list_is_ingested_run_and_listed(api: Api, system: System
     assert sorted(item["index"] for item in items) == list(range(MANY))
     assert {item["status"] for item in items} == {"succeeded"}
     await check_counted(system, job["id"], MANY)
+
+
+async def test_an_ingest_waits_for_an_engine_that_is_away(
+    api: Api, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingester, "_OUTAGE_DELAY", 0.01)
+    put, away = system.tasks.put, 8
+
+    async def put_later(*given: Any) -> None:
+        nonlocal away
+        if away > 0:
+            away -= 1
+            raise EngineFailed("The engine is away.")
+        await put(*given)
+
+    monkeypatch.setattr(system.tasks, "put", put_later)
+    data = b"".join(b'{"n": %d}\n' % n for n in range(FEW))
+    source = {"url": sources.put(f"{api.key[:8]}/away.jsonl", data)}
+    made = await api.submit({"kind": "python", "handler": "tests.echo", "source": source})
+    assert made.status == 202, made.body
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["total"], away) == ("completed", FEW, 0), job
+    assert (await system.queue.dead_letters(None, 10)).items == []
+    await check_counted(system, job["id"], FEW)
 
 
 async def test_a_small_stored_list_is_written_whole(api: Api, site: Site, system: System) -> None:

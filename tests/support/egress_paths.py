@@ -24,7 +24,18 @@ from conveyor.engines.records import Document
 from conveyor.errors import ConveyorError
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.lists.url_lists import UrlLists
-from conveyor.model import ExportApi, Gateway, InputJson, JobId, JobKind, Outcome, RemoteSource, TaskRef
+from conveyor.model import (
+    ExportApi,
+    Gateway,
+    InputJson,
+    JobId,
+    JobKind,
+    Outcome,
+    PooledGateway,
+    RemoteSource,
+    RobotsMode,
+    TaskRef,
+)
 from conveyor.notify.deliverer import Deliverer
 from conveyor.notify.deliveries import DELIVERY, Deliveries, delivery_document, delivery_of
 from conveyor.notify.webhooks import Endpoint, Secret
@@ -88,6 +99,11 @@ async def export_api(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> No
     """Whatever is asked, the export is ready, and its file is where the query says."""
     body = json.dumps({"id": "1", "state": "ready", "url": seen.query("file")}).encode()
     answer(writer, body, content_type="application/json")
+
+
+def _led_to(url: str) -> dict[str, Any]:
+    """Options of a job that robots.txt of the site leads there, by its user agent."""
+    return {"robots": RobotsMode.OBEY, "headers": {"User-Agent": quote(url, safe="")}}
 
 
 def _code(outcome: Outcome) -> str:
@@ -272,6 +288,7 @@ async def _pin(lists: UrlLists, remote: RemoteSource) -> None:
 
 
 _BY_GATEWAY = frozenset({"gateway_failed"})
+_BY_ROBOTS = frozenset({"robots_unavailable"})
 # What was asked of a gateway of the operator, or of a site that plays one.
 _ASKED = frozenset({REACHED, "connect_failed"})
 
@@ -293,6 +310,11 @@ PATHS: tuple[EgressPath, ...] = (
     EgressPath(
         "fetch, template of the job",
         _fetching(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath(
+        "fetch, pool of the job",
+        _fetching(lambda world, url: (FAR, {"gateway": Gateway(pool=[PooledGateway(proxy=url)])})),
         allowed=_BY_GATEWAY,
     ),
     EgressPath(
@@ -318,12 +340,30 @@ PATHS: tuple[EgressPath, ...] = (
         follows=False,
         allowed=_ASKED,
     ),
+    EgressPath(
+        "fetch, robots.txt", _fetching(lambda world, url: (url, {"robots": RobotsMode.OBEY})), allowed=_BY_ROBOTS
+    ),
+    EgressPath(
+        "fetch, robots.txt that redirects",
+        _fetching(lambda world, url: (world.site.url("/ok"), _led_to(url))),
+        allowed=_BY_ROBOTS,
+    ),
+    EgressPath(
+        "download, robots.txt that redirects",
+        _downloading(lambda world, url: (world.site.url("/ok"), _led_to(url))),
+        allowed=_BY_ROBOTS,
+    ),
     EgressPath("download", _downloading(lambda world, url: (url, {}))),
     EgressPath("download, redirect", _downloading(lambda world, url: (world.redirect(url), {}))),
     EgressPath("download, two redirects", _downloading(lambda world, url: (world.redirect(world.redirect(url)), {}))),
     EgressPath(
         "download, proxy of the job",
         _downloading(lambda world, url: (FAR, {"gateway": Gateway(proxy=url)})),
+        allowed=_BY_GATEWAY,
+    ),
+    EgressPath(
+        "download, pool of the job",
+        _downloading(lambda world, url: (FAR, {"gateway": Gateway(pool=[PooledGateway(proxy=url)])})),
         allowed=_BY_GATEWAY,
     ),
     EgressPath(
@@ -370,6 +410,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "egress.clients": _EGRESS,
     "egress.heads": _EGRESS,
     "egress.outbound": ("webhook", "list"),
+    "egress.robots": ("fetch, robots.txt", "download, robots.txt that redirects"),
     "egress.routes": _EGRESS,
     "embedded": _HANDS_ON,
     "engines.aws_credentials": "asks the machine that it runs on for credentials",

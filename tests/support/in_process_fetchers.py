@@ -56,7 +56,7 @@ class Attempts:
         self.starts: list[tuple[str, int]] = []
         self.max_running = 0
 
-    async def attempt_one(self, job: Job, ref: TaskRef) -> Outcome:
+    async def attempt_one(self, job: Job, ref: TaskRef, gateway: int = 0, condition: object = None) -> Outcome:
         key = (len(self.starts), job.run.run_id)
         self.starts.append((job.run.run_id, ref.index))
         ending = self._running[key] = asyncio.get_running_loop().create_future()

@@ -13,8 +13,11 @@ class ProductSite:
         self.versions: Counter[int] = Counter()
         self.requests: Counter[int] = Counter()
         self.conditional: Counter[int] = Counter()
-        # Products whose pages are answered 500.
+        # Products whose pages are answered 500; whose pages have no ETag; and that moved: their page is that of 1000
+        # more.
         self.broken: set[int] = set()
+        self.plain: set[int] = set()
+        self.moved: set[int] = set()
         self._port = 0
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -64,12 +67,15 @@ class ProductSite:
         etag = f'"{number}-{self.versions[number]}"'
         known = headers.get("if-none-match")
         self.conditional[number] += known is not None
-        if known == etag:
-            return f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\n\r\n".encode()
         if number in self.broken:
             return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 5\r\n\r\nsorry"
+        if number in self.moved:
+            return f"HTTP/1.1 302 Found\r\nLocation: /p/{number + 1000}\r\nContent-Length: 0\r\n\r\n".encode()
+        if known == etag and number not in self.plain:
+            return f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\n\r\n".encode()
         body = self.page(number)
+        validator = "" if number in self.plain else f"ETag: {etag}\r\n"
         return (
-            f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nETag: {etag}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nX-Version: {self.versions[number]}\r\n"
+            f"{validator}Content-Length: {len(body)}\r\n\r\n"
         ).encode() + body

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import NamedTuple, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 MIB = 1024 * 1024
 
@@ -144,6 +144,8 @@ class Site(Listener):
         self.seen: list[Seen] = []
         self.visits: Counter[str] = Counter()
         self.asked = asyncio.Event()
+        # Status and body of robots.txt.
+        self.robots = (404, b"")
         # Requests under way, and the most there ever were.
         self.at_once = self.most_at_once = 0
         # Bytes of a body that the other side let us write.
@@ -268,6 +270,17 @@ async def unknown(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
 @page("redirect")
 async def redirect(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
     answer(writer, b"elsewhere", int(seen.query("status", "302")), location=seen.query("to"))
+
+
+@page("robots.txt")
+async def robots(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """An agent that is called like a URL is led there."""
+    agent = unquote(seen.headers["user-agent"])
+    if "://" in agent:
+        answer(writer, b"", 302, location=agent)
+    else:
+        status, body = site.robots
+        answer(writer, body, status)
 
 
 @page("chain")

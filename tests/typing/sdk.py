@@ -21,7 +21,10 @@ def plain(client: Client) -> None:
     for told in job.stream():
         assert_type(told, Event | Progress)
     assert_type(job.export("out.zip", bodies="none", tag="x"), list[Path])
+    assert_type(job.export_to("s3://bucket/prefix/", format="parquet").urls, list[str])
+    assert_type(job.export_files("results", names="{id}{ext}").state, str)
     job.rerun(failed=True, attempts=2).change(timeout=5)
+    assert_type(job.duplicate(name="copy", attempts=2), Job)
 
     client.submit(["u"], concurrency="many")  # type: ignore[arg-type]
     client.submit(["u"], colour="red")  # type: ignore[call-arg]

@@ -19,8 +19,9 @@ _POSTGRES = _SQLITE.replace("TEXT", "text").replace("INTEGER", "integer")
 # DynamoDB, and the value above.
 _CHANGES = {
     "engines/sqlite/database.py": (
-        "EXPANSIONS: tuple[str, ...] = (",
-        f"EXPANSIONS: tuple[str, ...] = (*({_SQLITE!r},), ",
+        # After those that this version has: their numbers are stored.
+        'sql_file("expansions/0001_unchanged.sql"),',
+        f'sql_file("expansions/0001_unchanged.sql"), {_SQLITE!r},',
     ),
     "engines/dynamodb/items.py": (
         '        "v": FORM,\n        **_fields(job,',

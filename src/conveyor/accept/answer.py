@@ -12,13 +12,14 @@ NONE_FINISHED = Counts()
 
 
 class CountsView(msgspec.Struct, frozen=True):
-    """Tasks of a job or of a run by status; their sum is the total."""
+    """Tasks of a job or of a run by status; their sum is the total. `unchanged` are some of the succeeded ones."""
 
     pending: int
     running: int = 0
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    unchanged: int = 0
 
 
 class RunView(msgspec.Struct, frozen=True):
@@ -83,4 +84,5 @@ def _shown(total: int, counts: Counts) -> CountsView:
         succeeded=counts.succeeded,
         failed=counts.failed,
         cancelled=counts.cancelled,
+        unchanged=counts.unchanged,
     )

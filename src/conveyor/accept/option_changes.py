@@ -17,9 +17,9 @@ from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import System
 
-_ALL = frozenset(Options.__struct_fields__)
+ALL = frozenset(Options.__struct_fields__)
 # All but those that have their effect when the job is accepted or during its first run.
-RERUN = _ALL - {"on_invalid", "idle_timeout"}
+RERUN = ALL - {"on_invalid", "idle_timeout", "changed_from"}
 # Those that workers can apply while they run the job.
 LIVE = RERUN - {"handler", "extract", "keep_bodies", "export", "chunk_size"} | {"idle_timeout"}
 
@@ -42,7 +42,7 @@ _TRIES = 5
 def override_options(settings: Settings, job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
     """The job's options with some of them replaced. Raises UnknownField and InvalidField."""
     for field in changes:
-        if field not in _ALL:
+        if field not in ALL:
             raise UnknownField(f"Unknown option `{field[:_SHOWN]}`.", field=field[:_SHOWN])
         if field not in allowed:
             raise InvalidField(f"`{field}` cannot be changed any more.", field=field)

@@ -11,15 +11,25 @@ from typing import Any
 from conveyor.accept.spec import JobSpec
 from conveyor.egress.body_budget import largest_body
 from conveyor.errors import InvalidField
-from conveyor.lists.inputs import gateway_problem, headers_problem
+from conveyor.jobs.secrets import HIDDEN
+from conveyor.lists.gateways import gateway_problem
+from conveyor.lists.inputs import headers_problem
 from conveyor.lists.templates import export_problem
-from conveyor.model import MAX_RETENTION_DAYS, ExportApi, FailureThreshold, Gateway, JobKind, Options
+from conveyor.model import (
+    MAX_RETENTION_DAYS,
+    PACED_KINDS,
+    ExportApi,
+    FailureThreshold,
+    Gateway,
+    JobKind,
+    Options,
+    RobotsMode,
+)
 from conveyor.settings import Settings
 
 GIB = 1024**3
 MAX_NAME = 200
 MAX_HANDLER = 200
-MAX_URL = 8192
 
 # Least and most of every option that is a number, by the path to it; both allowed but for those in ABOVE.
 RANGES: dict[str, tuple[float, float]] = {
@@ -75,6 +85,7 @@ _STATUS = (100, 599)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CODE = re.compile(r"[a-z][a-z0-9_]{0,99}")
+_JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 _HANDLER = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 
 
@@ -93,8 +104,11 @@ def check_limits(spec: JobSpec) -> None:
     _check_codes(spec.retry_errors)
     _check_headers(spec.headers)
     _check_gateway(spec.gateway)
+    if spec.robots is RobotsMode.OBEY and spec.kind not in PACED_KINDS:
+        raise InvalidField('`robots: obey` is for the kinds "fetch" and "download".', field="robots")
     _check_handler(spec.kind, spec.handler)
     _check_extract(spec)
+    _check_changed_from(spec)
     _check_export(spec.kind, spec.export)
 
 
@@ -156,6 +170,11 @@ def _check_codes(codes: Sequence[str] | None) -> None:
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
+    if HIDDEN in headers.values():
+        raise InvalidField(
+            "`headers` was copied from an answer, which hides the values. Send the values, or leave `headers` out.",
+            field="headers",
+        )
     wrong = headers_problem(headers)
     if wrong is not None:
         raise InvalidField(f"`headers`: {wrong}.", field="headers")
@@ -164,8 +183,12 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 def _check_gateway(gateway: Gateway | None) -> None:
     if gateway is None:
         return
-    if len(gateway.proxy or gateway.url or "") > MAX_URL:
-        raise InvalidField(f"`gateway`: its URL can have at most {MAX_URL} characters.", field="gateway")
+    values = [value for each in gateway.members for value in (each.proxy, each.url, *each.headers.values())]
+    if HIDDEN in values:
+        raise InvalidField(
+            "`gateway` was copied from an answer, which hides it. Send its values, or leave `gateway` out.",
+            field="gateway",
+        )
     wrong = gateway_problem(gateway)
     if wrong is not None:
         raise InvalidField(f"`gateway`: {wrong}.", field="gateway")
@@ -202,6 +225,15 @@ def _check_extract(spec: JobSpec) -> None:
             )
     if not spec.keep_bodies and (name is None or spec.kind is not JobKind.FETCH):
         raise InvalidField('`keep_bodies` can be false only with `extract`, for kind "fetch".', field="keep_bodies")
+
+
+def _check_changed_from(spec: JobSpec) -> None:
+    if spec.changed_from is None:
+        return
+    if spec.kind is not JobKind.FETCH:
+        raise InvalidField('`changed_from` is only for kind "fetch".', field="changed_from")
+    if not _JOB_ID.fullmatch(spec.changed_from):
+        raise InvalidField("`changed_from` must be the id of a job.", field="changed_from")
 
 
 def _check_export(kind: JobKind, export: ExportApi | None) -> None:

@@ -36,19 +36,23 @@ _PAGE = 1000
 
 
 class RedriveRun(msgspec.Struct, frozen=True):
-    """A rerun that a redrive started."""
+    """A rerun that a redrive started, and how many dead letters it takes. A dry run starts none: `run_id` is null."""
 
     job_id: JobId
-    run_id: RunId
+    run_id: RunId | None
+    dead_letters: int
 
 
 class Redriven(msgspec.Struct, frozen=True):
     """How many dead letters were redriven, and how many were not: unknown ones, those with nothing left to do, and
-    those of a job with a run in progress. Of each job, at most 10,000 tasks are counted. `runs` are the reruns."""
+    those of a job with a run in progress, which `blocked` counts. `requeued` are those that went back to their queues,
+    `runs` the reruns of the others. Of each job, at most 10,000 tasks are counted."""
 
     redriven: int
     skipped: int
     runs: list[RedriveRun] = []
+    requeued: int = 0
+    blocked: int = 0
 
 
 class _Candidates(msgspec.Struct):
@@ -71,21 +75,21 @@ class _Candidates(msgspec.Struct):
         return self.count + len(self.letters)
 
 
-async def redrive(system: System, tenant: TenantId, ids: Collection[str]) -> Redriven:
+async def redrive(system: System, tenant: TenantId, ids: Collection[str], *, is_dry: bool = False) -> Redriven:
     """Redrive the tenant's dead letters with these ids. Those of another tenant are unknown. Raises RunNotEnded if none
-    could be redriven, and some wait for a run in progress."""
+    could be redriven, and some wait for a run in progress. If `is_dry`, only say what a redrive would do."""
     asked = set(ids)
     messages = await system.queue.find_dead_letters({each for each in asked if not is_task_letter(each)})
-    redriving = _Redriving(system, tenant)
+    redriving = _Redriving(system, tenant, is_dry)
     await redriving.take_messages(messages, DeadLetterFilter())
     redriving.take_tasks(await find_dead_lettered(system.records, system.tasks, tenant, asked))
     done = await redriving.carry_out()
     return msgspec.structs.replace(done, skipped=len(asked) - done.redriven)
 
 
-async def redrive_all(system: System, tenant: TenantId, where: DeadLetterFilter) -> Redriven:
-    """Redrive all dead letters of the tenant that match. Raises RunNotEnded as `redrive` does."""
-    redriving = _Redriving(system, tenant)
+async def redrive_all(system: System, tenant: TenantId, where: DeadLetterFilter, *, is_dry: bool = False) -> Redriven:
+    """Redrive all dead letters of the tenant that match, as `redrive` does."""
+    redriving = _Redriving(system, tenant, is_dry)
     async for messages in _message_pages(system):
         await redriving.take_messages(messages, where)
     for job_id in await jobs_with_dead_letters(system.records, tenant, where.job_id):
@@ -104,11 +108,12 @@ async def _message_pages(system: System) -> AsyncGenerator[list[DeadLetter], Non
 
 
 class _Redriving:
-    """One redrive: it collects what to do for each job, and does it."""
+    """One redrive: it collects what to do for each job, and does it, or only counts it."""
 
-    def __init__(self, system: System, tenant: TenantId) -> None:
+    def __init__(self, system: System, tenant: TenantId, is_dry: bool) -> None:
         self._system = system
         self._tenant = tenant
+        self._is_dry = is_dry
         self._by_job: dict[JobId, _Candidates] = {}
         self._requeued = 0
         self._skipped = 0
@@ -124,7 +129,7 @@ class _Redriving:
             if plan.action is RedriveAction.RERUN_TASK:
                 assert plan.job is not None
                 self._candidates(plan.job).letters.append((letter, plan))
-            elif plan.action is RedriveAction.REQUEUE and await self._requeue(letter):
+            elif plan.action is RedriveAction.REQUEUE and (self._is_dry or await self._requeue(letter)):
                 self._requeued += 1
             else:
                 self._skipped += 1
@@ -157,25 +162,27 @@ class _Redriving:
         """Start one rerun for each job. Raises RunNotEnded."""
         count, runs = self._requeued, []
         blocked: Job | None = None
+        waiting = 0
         for candidates in self._by_job.values():
             job = candidates.job
             if candidates.is_blocked:
                 blocked = blocked or job
+                waiting += candidates.size
                 self._skipped += candidates.size
             elif is_resumable(job):
                 self._skipped += candidates.size
             else:
-                run_id, number = await self._rerun(candidates)
-                runs.append(RedriveRun(job.job_id, run_id))
+                run_id, number = (None, candidates.size) if self._is_dry else await self._rerun(candidates)
+                runs.append(RedriveRun(job.job_id, run_id, number))
                 count += number
                 self._skipped += candidates.size - number
-        if count == 0 and blocked is not None:
+        if count == 0 and blocked is not None and not self._is_dry:
             raise RunNotEnded(
                 f"A run of job {blocked.job_id} is in progress. Redrive its failed tasks once it has finished.",
                 job_id=blocked.job_id,
                 state=blocked.state,
             )
-        return Redriven(count, self._skipped, runs)
+        return Redriven(count, self._skipped, runs, self._requeued, waiting)
 
     def _candidates(self, job: Job) -> _Candidates:
         return self._by_job.setdefault(job.job_id, _Candidates(job))

@@ -27,7 +27,7 @@ from conveyor.jobs.deadlines import write_deadline
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.jobs.job_counts import job_counts
 from conveyor.lists.inputs import MAX_LABEL
-from conveyor.model import EXTRACT_FAILED, Job, Lineage, OutboxEvent, Run, RunId, is_resumable
+from conveyor.model import EXTRACT_FAILED, Job, JobKind, Lineage, OutboxEvent, Run, RunId, is_resumable
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -58,11 +58,13 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RerunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which tasks to rerun, and options that replace those of the job."""
 
-    # By default failed tasks; with `extract_only`, all that have a body to extract from.
+    # By default failed tasks; with `extract_only`, all that have a body to extract from; with `changed_only`, all.
     select: Literal["failed", "all"] | Selection | msgspec.UnsetType = msgspec.UNSET
     options: dict[str, Any] = {}
     # Call `extract` with the bodies that are stored, and make no request.
     extract_only: bool = False
+    # Compare each page with the one that is stored: the task is unchanged if it is the same.
+    changed_only: bool = False
 
 
 class Rerun:
@@ -190,14 +192,18 @@ class Rerun:
 
 def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     """Which tasks the new run has. Raises InvalidField."""
-    parent, overrides, extract_only = job.run.run_id, spec.options, spec.extract_only
-    if extract_only:
+    made_so = Lineage(
+        job.run.run_id, overrides=spec.options, extract_only=spec.extract_only, changed_only=spec.changed_only
+    )
+    if spec.extract_only:
         _check_extract(job, spec)
-    if spec.select == "all" or (spec.select is msgspec.UNSET and extract_only):
-        return Lineage(parent, overrides=overrides, extract_only=extract_only)
+    if spec.changed_only:
+        _check_changed_only(job, spec)
+    if spec.select == "all" or (spec.select is msgspec.UNSET and (spec.extract_only or spec.changed_only)):
+        return made_so
     if spec.select is msgspec.UNSET or spec.select == "failed":
-        error_code = EXTRACT_FAILED if extract_only else None
-        return Lineage(parent, [TaskStatus.FAILED], error_code, overrides=overrides, extract_only=extract_only)
+        error_code = EXTRACT_FAILED if spec.extract_only else None
+        return msgspec.structs.replace(made_so, statuses=[TaskStatus.FAILED], error_code=error_code)
     selection = spec.select
     if selection == Selection():
         raise InvalidField('`select` must be "failed", "all", or say which tasks.', field="select")
@@ -210,18 +216,27 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     statuses = sorted({TaskStatus[label.upper()] for label in selection.status})
     if not statuses and selection.error_code is not None:
         statuses = [TaskStatus.FAILED]
-    return Lineage(
-        parent,
-        statuses,
-        selection.error_code,
-        selection.http_status,
-        selection.tag,
+    return msgspec.structs.replace(
+        made_so,
+        statuses=statuses,
+        error_code=selection.error_code,
+        http_status=selection.http_status,
+        tag=selection.tag,
         indexes=sorted(set(selection.indexes)),
         host=None if selection.host is None else selection.host.lower(),
         damaged=selection.damaged,
-        extract_only=extract_only,
-        overrides=overrides,
     )
+
+
+def _check_changed_only(job: Job, spec: RerunSpec) -> None:
+    if job.kind is not JobKind.FETCH:
+        raise InvalidField(f"`changed_only` is for jobs of kind fetch; this is {job.kind}.", field="changed_only")
+    if spec.extract_only:
+        raise InvalidField("`extract_only` makes no request that could find a change. Drop one.", field="changed_only")
+    if isinstance(spec.select, Selection) and spec.select.damaged:
+        raise InvalidField(
+            "`changed_only` cannot compare with damaged bodies. Rerun them without it.", field="changed_only"
+        )
 
 
 def _check_extract(job: Job, spec: RerunSpec) -> None:

@@ -41,7 +41,8 @@ from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded, S
 from conveyor.faults import crashpoint
 from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.jobs.idempotency import IdempotentRequest
-from conveyor.model import JobId, TenantId
+from conveyor.model import Job, JobId, JobKind, TenantId
+from conveyor.states import ENDED
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -62,6 +63,10 @@ _TRIES = 20
 _READS = 5
 _LONGEST_PAUSE = 60.0
 _CLOSE_SECONDS = 5.0
+# How often the time is extended for which the job to compare with is kept, in seconds.
+_SHORTEST_KEEP = 5.0
+_LONGEST_KEEP = 7 * 86_400.0
+_DAY = 86_400.0
 # HTTP statuses of server errors start here.
 _SERVER_ERROR = 500
 
@@ -145,6 +150,8 @@ class Scheduler:
             template = template_of(bytes(schedule.job))
             row = msgspec.structs.replace(row, upload_id=upload_of(template))
             schedule = msgspec.structs.replace(schedule, keep_at=await self._schedules.keep_upload(template))
+        if schedule.keep_base_at is not None and schedule.keep_base_at <= self._clock.now():
+            schedule = msgspec.structs.replace(schedule, keep_base_at=await self._keep_base(row.tenant, schedule))
         plan = self._plan(schedule)
         if plan.at is None:
             await self._records.documents.replace_document(
@@ -257,6 +264,28 @@ class Scheduler:
             await self._sources.discard(row.tenant, job_id)
         return Fire(plan.at, self._clock.now(), None if error else job_id, error, plan.coalesced)
 
+    async def _base(self, tenant: TenantId, schedule: Schedule) -> Job | None:
+        """The job to compare with: that of the last fire that has finished."""
+        for fire in reversed(schedule.fires):
+            job = None if fire.job_id is None else await self._records.jobs.job(tenant, fire.job_id)
+            if job is not None and job.state in ENDED:
+                return job
+        return None
+
+    async def _keep_base(self, tenant: TenantId, schedule: Schedule) -> float | None:
+        """Keep the job to compare with for longer, until the job of the next fire has finished and takes its place.
+        Returns when to do that again: several times before a job that finishes just now would expire."""
+        if not schedule.changed_only:
+            return None
+        days = template_of(bytes(schedule.job)).spec.retention_days
+        pause = min(max(days * _DAY / 4, _SHORTEST_KEEP), _LONGEST_KEEP)
+        base = await self._base(tenant, schedule)
+        if base is not None:
+            crashpoint("schedule.keep.before")
+            await self._records.jobs.keep_job(tenant, base.job_id, self._clock.now() + 3 * pause)
+            crashpoint("schedule.keep.after")
+        return self._clock.now() + pause
+
     async def _make_job(self, row: Document, job_id: JobId, at: float) -> None:
         if await self._records.jobs.job(row.tenant, job_id) is not None:
             return
@@ -265,6 +294,9 @@ class Scheduler:
         spec = template.spec
         if spec.name is None:
             spec = msgspec.structs.replace(spec, name=schedule.name)
+        if schedule.changed_only and spec.kind is JobKind.FETCH:
+            base = await self._base(row.tenant, schedule)
+            spec = msgspec.structs.replace(spec, changed_from=None if base is None else base.job_id)
         source = None
         if template.source is not None:
             source = await self._sources.stage(row.tenant, job_id, template.source)
@@ -303,6 +335,8 @@ class Scheduler:
                 coalesced=0,
                 fires=[*schedule.fires, fire][-SHOWN_FIRES:],
                 fired=schedule.fired + 1,
+                # From now on there may be a job to keep.
+                keep_base_at=self._clock.now() if schedule.changed_only else None,
             )
             crashpoint("schedule.advance.before")
             if await self._records.documents.replace_document(with_schedule(current, done)) is not None:

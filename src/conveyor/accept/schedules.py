@@ -23,7 +23,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.jobs.secrets import shown_job
-from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
+from conveyor.model import Compression, JobId, JobKind, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
 
 SCHEDULE = "schedule"
@@ -71,6 +71,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     missed: Missed = Missed.COALESCE
     paused: bool = False
+    # Each job compares its pages with those of the job of the last fire that has finished.
+    changed_only: bool = False
 
 
 class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +84,7 @@ class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | msgspec.UnsetType | None = msgspec.UNSET
     missed: Missed | msgspec.UnsetType = msgspec.UNSET
     paused: bool | msgspec.UnsetType = msgspec.UNSET
+    changed_only: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Fire(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,6 +121,9 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     keep_at: float | None = None
     fires: Sequence[Fire] = ()
     fired: int = 0
+    # Whether its jobs compare, and when to extend the time for which the job to compare with is kept.
+    changed_only: bool = False
+    keep_base_at: float | None = None
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -141,8 +147,8 @@ def with_schedule(row: Document, schedule: Schedule, due_at: float | None = None
 
 
 def due(schedule: Schedule) -> float | None:
-    """When it next has to fire, or its upload has to be kept."""
-    times = [schedule.keep_at, None if schedule.paused else schedule.next_fire]
+    """When it next has to fire, or its upload or the job to compare with has to be kept."""
+    times = [schedule.keep_at, schedule.keep_base_at, None if schedule.paused else schedule.next_fire]
     return min((at for at in times if at is not None), default=None)
 
 
@@ -182,6 +188,7 @@ class Schedules:
         _check_name(spec.name)
         check_cron(spec.cron, spec.timezone)
         template = await self._checked(tenant, bytes(spec.job))
+        _check_changed_only(template, spec.changed_only)
         await self._check_number(tenant)
         now = self._clock.now()
         schedule = Schedule(
@@ -194,6 +201,7 @@ class Schedules:
             paused=spec.paused,
             next_fire=_first(spec.cron, spec.timezone, now),
             keep_at=await self.keep_upload(template),
+            changed_only=spec.changed_only,
         )
         empty = Document(SCHEDULE, tenant, claim.subject, b"", upload_id=upload_of(template))
         document = with_schedule(empty, schedule)
@@ -236,6 +244,9 @@ class Schedules:
         def changed(row: Document) -> Document:
             after = msgspec.structs.replace(schedule_of(row), **fields, **keep)
             check_cron(after.cron, after.timezone)
+            _check_changed_only(template_of(bytes(after.job)), after.changed_only)
+            # The scheduler finds out whether there is a job to keep.
+            after = msgspec.structs.replace(after, keep_base_at=self._clock.now() if after.changed_only else None)
             if not {"cron", "timezone", "paused"}.isdisjoint(fields):
                 first = _first(after.cron, after.timezone, self._clock.now())
                 after = msgspec.structs.replace(after, next_fire=first)
@@ -304,6 +315,8 @@ class Schedules:
         check_limits(spec)
         check_body_budget(spec, self._settings)
         refuse_tokens(spec.notify)
+        if spec.changed_from is not None:
+            raise InvalidField("Set `changed_only` of the schedule instead.", field="changed_from")
         if spec.replaces is not None:
             raise InvalidField("A schedule cannot replace a job.", field="replaces")
         await check_notify(self._system, tenant, spec.notify)
@@ -344,6 +357,7 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
         "timezone": schedule.timezone,
         "missed": schedule.missed,
         "paused": schedule.paused,
+        "changed_only": schedule.changed_only,
         "created_at": iso_text(schedule.created_at),
         "next_fires": [iso_text(at) for at in coming],
         "fired": schedule.fired,
@@ -363,6 +377,11 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
 
 def _first(cron: str, zone: str, after: float) -> float | None:
     return next(iter(next_fires(cron, zone, after, 1)), None)
+
+
+def _check_changed_only(template: Template, changed_only: bool) -> None:
+    if changed_only and template.spec.kind is not JobKind.FETCH:
+        raise InvalidField("`changed_only` is for jobs of kind fetch.", field="changed_only")
 
 
 def _check_name(name: str | None) -> None:

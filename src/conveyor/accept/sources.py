@@ -1,4 +1,4 @@
-"""The lists of schedules: copies a list when its schedule fires, and returns the source for the job."""
+"""Copies of lists for new jobs: the list of a schedule when it fires, and the list of a job that is duplicated."""
 
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -29,14 +29,10 @@ class Sources:
             remote = RemoteSource(source.url)
             return Source("", 0, "", source.format, source.compression, remote, source.url_column)
         pieces = self._uploaded(tenant, source.upload_id) if source.upload_id is not None else self._fetched(source)
-        await note_submit(self._system, tenant, job_id, is_repeated=True)
-        # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
-        key = f"{staged_prefix(tenant, job_id)}/{self._system.clock.new_id('list')}"
-        digest = sha256()
         crashpoint("schedule.stage.before")
-        size = await self._system.blobs.put_stream(key, _hashed(pieces, digest.update))
+        staged = await stage_copy(self._system, tenant, job_id, pieces, source)
         crashpoint("schedule.stage.after")
-        return Source(key, size, digest.hexdigest(), source.format, source.compression, url_column=source.url_column)
+        return staged
 
     async def drop(self, source: Source) -> None:
         """Remove a copy that no job uses."""
@@ -62,6 +58,19 @@ class Sources:
         place = RemoteSource(source.url, source.headers)
         async for piece in self._urls.whole(place, self._system.settings.max_list_bytes, source.compression):
             yield piece
+
+
+async def stage_copy(
+    system: System, tenant: TenantId, job_id: JobId, pieces: AsyncIterator[bytes], like: ListSource | Source
+) -> Source:
+    """Store a list for a job that will be made, in the form of the original. It is noted before, so that retention
+    removes it if the job is never made."""
+    await note_submit(system, tenant, job_id, is_repeated=True)
+    # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
+    key = f"{staged_prefix(tenant, job_id)}/{system.clock.new_id('list')}"
+    digest = sha256()
+    size = await system.blobs.put_stream(key, _hashed(pieces, digest.update))
+    return Source(key, size, digest.hexdigest(), like.format, like.compression, url_column=like.url_column)
 
 
 def staged_prefix(tenant: TenantId, job_id: JobId) -> str:

@@ -15,9 +15,10 @@ three steps, ordered so that a crash between any two leaves nothing half accepte
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import sha256
+from http import HTTPStatus
 
 import msgspec
 import structlog
@@ -31,7 +32,7 @@ from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.records import Document, IdempotencyClaim
-from conveyor.errors import InvalidField, NotFound, UploadConflict
+from conveyor.errors import ConveyorError, InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.announced_workers import KnownHandlers
@@ -43,6 +44,7 @@ from conveyor.jobs.replacements import replacement_documents
 from conveyor.lists.reader import encode_invalid
 from conveyor.lists.small_list import SmallList, read_small_list
 from conveyor.model import (
+    UPLOADS,
     Compression,
     Job,
     JobId,
@@ -119,6 +121,29 @@ class Submit:
         return await self._idempotency.once(
             tenant, request, job_id, lambda claim: carry_out(claim._replace(is_repeated=True))
         )
+
+    async def submit_list(
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        stage: Callable[[JobId], Awaitable[Source]],
+        request: IdempotentRequest | None,
+    ) -> Accepted:
+        """As submit, with a list that `stage` gets, or makes, for the new job."""
+
+        async def carry_out(claim: Claim) -> Accepted:
+            await self._check(tenant, spec)
+            source = await stage(JobId(claim.subject))
+            try:
+                return await self._accept_stored(tenant, spec, source, False, claim._replace(is_repeated=True))
+            except ConveyorError as refused:
+                # After a server error the job may exist all the same.
+                if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and not source.key.startswith(UPLOADS):
+                    # A copy, or the empty key of a list behind a URL.
+                    await self._system.blobs.delete([source.key] if source.key else [])
+                raise
+
+        return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
 
     async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source, job_id: JobId | None = None) -> Job:
         """Make a job of a list that this process has staged."""

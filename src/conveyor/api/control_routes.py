@@ -1,4 +1,4 @@
-"""Control of a job: rerun, cancel, pause, resume, delete."""
+"""Control of a job: rerun, duplicate, cancel, pause, resume, delete."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,11 +7,12 @@ from litestar.params import FromPath
 
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.control import Control
+from conveyor.accept.duplicate import Duplicate, DuplicateSpec
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed_optional, read_optional
-from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, answer, find_job
+from conveyor.api.dependencies import ApiRequest, SubmitPart, SystemPart, TenantPart, answer, find_job
 from conveyor.api.job_routes import full_job_json
 from conveyor.errors import NotFound
 from conveyor.model import Job, TenantId
@@ -37,6 +38,25 @@ async def rerun_job(
     route = f"POST /v1/jobs/{job.job_id}/rerun"
     spec, idempotent = await read_keyed_optional(request, system.settings.max_request_bytes, RerunSpec, route)
     return accepted(await Rerun(system).rerun(job, spec, idempotent), f"/v1/jobs/{job.job_id}")
+
+
+@post(
+    "/jobs/{job_id:str}/duplicate",
+    summary="Duplicate a job",
+    operation_class=operations.takes(DuplicateSpec, operations.IDEMPOTENCY_KEY, required=False),
+    responses={**shapes.shaped(AcceptedView, 201, 202), **shapes.problems(400, 403, 404, 409, 413, 415, 429, 503)},
+)
+async def duplicate_job(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, submit: SubmitPart, tenant: TenantPart
+) -> Response[bytes]:
+    """Submits a new job with the same list, kind, options and receivers of events, secrets included; `name` and
+    `options` replace those of the original. An open job becomes a closed one with the tasks that it has so far. Tokens
+    of state machines are not copied. Responds as a submit does."""
+    job = await find_job(system.records, tenant, job_id)
+    route = f"POST /v1/jobs/{job.job_id}/duplicate"
+    spec, idempotent = await read_keyed_optional(request, system.settings.max_request_bytes, DuplicateSpec, route)
+    outcome = await Duplicate(system, submit).duplicate(job, spec, idempotent)
+    return accepted(outcome, f"/v1/jobs/{outcome.subject}")
 
 
 @post(

@@ -25,12 +25,13 @@ OfJob = Annotated[str | None, QueryParameter(max_length=100, description="The id
 
 class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The dead letters to redrive: those with these ids, or all that match. `all` takes every one; `error_code` and
-    `job_id` take those that have them."""
+    `job_id` take those that have them. With `dry_run`, nothing changes: the response says what a redrive would do."""
 
     ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LIMIT)] | None = None
     all: bool = False
     error_code: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_CODE)] | None = None
     job_id: str | None = None
+    dry_run: bool = False
 
 
 @get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.DeadLettersPage, 400, 404))
@@ -59,15 +60,16 @@ async def list_letters(
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Requeues messages, resumes failed ingests, and reruns dead-lettered tasks: `redrive` of each says which. Takes
     `ids`; or `all`, or all with an `error_code`, of a `job_id`, or both. Unknown ones, and those with nothing left to
-    do, are skipped. 409 if none could be redriven because a run of the job is in progress."""
+    do, are skipped. 409 if none could be redriven because a run of the job is in progress. With `dry_run`, the response
+    says what would happen, and nothing does."""
     spec = await read_spec(request, system.settings.max_request_bytes, RedriveSpec)
     by_match = spec.all or spec.error_code is not None or spec.job_id is not None
     if (spec.ids is None) != by_match:
         raise InvalidField("Give `ids`, or else `all`, `error_code` or `job_id`.", field="ids")
     if spec.ids is not None:
-        return answer(await redrive(system, tenant, spec.ids))
+        return answer(await redrive(system, tenant, spec.ids, is_dry=spec.dry_run))
     where = await _filter(system, tenant, spec.job_id, spec.error_code)
-    return answer(await redrive_all(system, tenant, where))
+    return answer(await redrive_all(system, tenant, where, is_dry=spec.dry_run))
 
 
 async def _filter(system: System, tenant: TenantId, job_id: str | None, error_code: str | None) -> DeadLetterFilter:

@@ -13,7 +13,7 @@ from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, Ten
 from conveyor.coordination.breaker_states import reset_breakers as close_breakers
 from conveyor.errors import Forbidden
 from conveyor.model import TenantId
-from conveyor.read.fleet import breakers_json, hosts_json, lanes_json, workers_json
+from conveyor.read.fleet import breakers_json, hosts_json, lanes_json, load_json, workers_json
 
 _MAX_TARGETS = 1000
 
@@ -66,6 +66,13 @@ async def list_hosts(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """The pace of the hosts that jobs with `pace: auto` sent requests to in the last hour; at most 200, those used
     last."""
     return answer({"items": await hosts_json(system, tenant), "next_cursor": None})
+
+
+@get("/load", summary="Show the load over time", responses=shapes.answers(shapes.LoadShape))
+async def show_load(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """Finished tasks, retried attempts, and tasks that waited and ran, over all jobs: by minute for four hours, by hour
+    for a week. The sampler adds to it every `CONVEYOR_SAMPLE_SECONDS`."""
+    return answer(await load_json(system, tenant))
 
 
 @get("/lanes", summary="List lanes", responses=shapes.answers(shapes.LanesPage, 400))

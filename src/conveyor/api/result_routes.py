@@ -101,6 +101,8 @@ async def show_task(
     run, task = await locate_task(system.records, system.tasks, job, task_id)
     [shown] = await tasks_json(system, job, [task])
     progress = await task_progress(system.records, run, task)
+    if task.detail.first_byte > 0:
+        shown["first_byte"] = task.detail.first_byte
     return answer(shown if progress is None else {**shown, "progress": progress})
 
 

@@ -10,6 +10,7 @@ from litestar.di import Provide
 from litestar.types import ControllerRouterHandler, Scope
 
 from conveyor.api import body_routes as bodies
+from conveyor.api import breakdown_routes as breakdowns
 from conveyor.api import callback_routes as callbacks
 from conveyor.api import comparison_routes as comparison
 from conveyor.api import control_routes as control
@@ -117,6 +118,7 @@ def _tenant_routes() -> Router:
             open_jobs.add_tasks,
             open_jobs.close_job,
             control.rerun_job,
+            control.duplicate_job,
             control.cancel_job,
             control.pause_job,
             control.resume_job,
@@ -128,6 +130,8 @@ def _tenant_routes() -> Router:
             bodies.get_extracted,
             results.export_job,
             statistics.show_statistics,
+            breakdowns.list_errors,
+            breakdowns.list_run_hosts,
             statistics.search_tasks,
             comparison.compare_runs,
             exports.create_export,
@@ -164,6 +168,7 @@ def _tenant_routes() -> Router:
             fleet.list_breakers,
             fleet.reset_breakers,
             fleet.list_hosts,
+            fleet.show_load,
             fleet.list_lanes,
             fleet.show_workers,
             sessions.show_session,

@@ -33,6 +33,8 @@ class LineageShape(Shape, frozen=True):
     damaged: bool
     # Only tasks with a stored body; the run extracts from these and makes no request.
     extract_only: bool
+    # The run compares pages with those that are stored.
+    changed_only: bool
     # Only tasks with this host in the URL of their input.
     host: str | None
     # The options that this run overrides.
@@ -104,6 +106,17 @@ class IngestShape(Shape, frozen=True):
     ranges_done: int
 
 
+class TransfersShape(Shape, frozen=True):
+    """Downloads in progress, at most 200 of them, added up in bytes, by the progress that they last stored."""
+
+    tasks: int
+    done: int
+    # Null while the size of a file is unknown.
+    total: int | None
+    # Bytes a second.
+    rate: float
+
+
 class ListedJob(Shape, frozen=True):
     """A job, with its latest run. `total`, `counts` and `top_errors` are those of `view`."""
 
@@ -139,6 +152,8 @@ class ListedJob(Shape, frozen=True):
     eta: float | None
     # Latency of the last attempts, in seconds.
     task_time: TaskTime | None
+    # Null unless the job downloads files now.
+    transfers: TransfersShape | None
     top_errors: list[ErrorCount]
 
 
@@ -169,6 +184,8 @@ class TaskShape(Shape, frozen=True):
     index: int
     input: Any
     status: str
+    # It succeeded with the body of an earlier outcome, which its run compared it with.
+    unchanged: bool
     attempts: int
     http_status: int | None
     error: TaskError | None
@@ -186,6 +203,9 @@ class TaskShape(Shape, frozen=True):
     # longer than 64 KiB, or the page has 8 MiB already; `extracted_url` has it then.
     extracted: Any
     extracted_url: str | None
+    # Only for a single task whose last attempt took a second or more: seconds until the head of the response had
+    # arrived.
+    first_byte: float | msgspec.UnsetType = msgspec.UNSET
     # Only for a single task that is running and has reported progress.
     progress: ProgressShape | msgspec.UnsetType = msgspec.UNSET
 
@@ -368,6 +388,8 @@ class ScheduleShape(Shape, frozen=True):
     timezone: str
     missed: str
     paused: bool
+    # Whether each job compares its pages with those of the one before.
+    changed_only: bool
     created_at: str
     next_fires: list[str]
     # Total number of fires.
@@ -423,6 +445,8 @@ class ExportSelectShape(Shape, frozen=True):
     http_status: int | None
     tag: str | None
     run: str
+    # Without unchanged tasks.
+    changed: bool
 
 
 class ExportShape(Shape, frozen=True):
@@ -517,6 +541,23 @@ class DurationShape(Shape, frozen=True):
     count: int
 
 
+class AttemptsShape(Shape, frozen=True):
+    """Attempts that ended in the interval that begins at `at`."""
+
+    at: str
+    succeeded: int
+    failed: int
+    # Failed attempts that were retried.
+    retried: int
+
+
+class SeriesShape(Shape, frozen=True):
+    """Attempts over time, oldest first, in intervals of `seconds`; those without any are left out."""
+
+    seconds: int
+    items: list[AttemptsShape]
+
+
 class StatisticsShape(Shape, frozen=True):
     """Statistics of a run: counts over time, oldest first; latency, shortest first. And the errors of `view`, most
     frequent first."""
@@ -525,8 +566,105 @@ class StatisticsShape(Shape, frozen=True):
     # As in a job.
     view: str
     samples: list[SampleShape]
+    series: SeriesShape
     durations: list[DurationShape]
     errors: list[ErrorCount]
+
+
+class ErrorSampleShape(Shape, frozen=True):
+    """A failed attempt."""
+
+    task_id: TaskId
+    index: int
+    attempt: int
+    at: str
+    message: str
+    http_status: int | None
+
+
+class ErrorGroupShape(Shape, frozen=True):
+    """Failed attempts with one error code at one host: `failed` of tasks that failed, `retried` of tasks that were
+    retried. The samples have different messages."""
+
+    # Null for all codes without a group of their own.
+    code: str | None
+    # Null if the tasks have no host; with `is_other`, for all hosts without a group of their own.
+    host: str | None
+    is_other: bool
+    failed: int
+    retried: int
+    last_at: str | None
+    samples: list[ErrorSampleShape]
+
+
+class ErrorGroups(Shape, frozen=True):
+    """The errors of a run by code and host, those with the most failed tasks first."""
+
+    run_id: RunId
+    # Whether all counts are exact. If not, those of retried attempts and of hosts may be too low.
+    is_exact: bool
+    # When workers last added to it.
+    at: str | None
+    # Exact: failed tasks of the run.
+    failed: int
+    retried: int
+    items: list[ErrorGroupShape]
+
+
+class HostBreaker(Shape, frozen=True):
+    """The breaker of a host that is not closed."""
+
+    target: str
+    state: str
+    until: str
+    error: str | None
+
+
+class RunPace(Shape, frozen=True):
+    """The pace of a host under `pace: auto`: `limit` requests at once, over all workers."""
+
+    limit: int
+    in_flight: int
+    paused_until: str | None
+
+
+class HostAttempts(Shape, frozen=True):
+    """Attempts at a host: the last ones of tasks that `succeeded` or `failed`, and `retried` ones."""
+
+    attempts: int
+    succeeded: int
+    failed: int
+    retried: int
+    # Attempts a second: in the last 30 to 60 seconds, or, of a finished run, from the first to the last.
+    rate: float
+    # Latency of attempts in seconds, within a tenth.
+    p50: float | None
+    p95: float | None
+    first_at: str | None
+    last_at: str | None
+
+
+class RunHost(HostAttempts, frozen=True):
+    """One host of a run."""
+
+    # Null if the tasks have no host.
+    host: str | None
+    # The three most frequent, of failed and retried attempts.
+    errors: list[ErrorCount]
+    breaker: HostBreaker | None
+    pace: RunPace | None
+
+
+class RunHosts(Shape, frozen=True):
+    """The hosts of a run, those with the most attempts first, and all others together."""
+
+    run_id: RunId
+    # Whether the counts are exact. If not, they may be too low.
+    is_exact: bool
+    # When workers last added to it.
+    at: str | None
+    items: list[RunHost]
+    other: HostAttempts | None
 
 
 class BreakerShape(Shape, frozen=True):
@@ -575,6 +713,32 @@ class HostShape(Shape, frozen=True):
     paused_until: str | None
     # When it was last reported.
     at: str
+
+
+class LoadPointShape(Shape, frozen=True):
+    """The interval that begins at `at`. `waiting` and `running` are the largest numbers of tasks that were seen."""
+
+    at: str
+    succeeded: int
+    failed: int
+    # Failed attempts that were retried.
+    retried: int
+    waiting: int
+    running: int
+
+
+class LoadSeries(Shape, frozen=True):
+    """Intervals of `seconds`, oldest first; those in which nothing was seen are left out."""
+
+    seconds: int
+    items: list[LoadPointShape]
+
+
+class LoadShape(Shape, frozen=True):
+    """The load of a tenant: the last 240 minutes, and the last 168 hours."""
+
+    minutes: LoadSeries
+    hours: LoadSeries
 
 
 class DepthShape(Shape, frozen=True):
@@ -628,6 +792,8 @@ class WorkerShape(Shape, frozen=True):
     slots: int
     # Null if it does not tell.
     handlers: list[str] | None
+    # Whether it makes requests to private addresses. Null if it does not tell.
+    private_targets: bool | None
     started_at: str
     at: str
 

@@ -34,9 +34,9 @@ OfOneRun = Annotated[
 async def show_statistics(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, run: OfOneRun = None
 ) -> Response[bytes]:
-    """Counts over time and latency of the last attempts, of one run; and the 100 most frequent errors, by the latest
-    outcome of each task over all runs unless `run` chooses one. The coordinator keeps counts and latency for a day;
-    samples that it lost are missing."""
+    """Counts and attempts over time and latency, of one run; and the 100 most frequent errors, by the latest outcome of
+    each task over all runs unless `run` chooses one. `series` is kept with the run. The coordinator keeps finer samples
+    and the latency of last attempts for a day; after that, and if it lost them, they are made of what is kept."""
     job = await find_job(system.records, tenant, job_id)
     chosen = None
     if run is not None and run != LATEST_PER_TASK:

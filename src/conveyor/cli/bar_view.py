@@ -1,6 +1,7 @@
 """What the progress bar shows: the stage, how much of it is done, and the text beside the bar."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from conveyor.cli import formatting as text
 from conveyor.cli.snapshot import IngestSnapshot, Snapshot
@@ -38,7 +39,8 @@ def view_job(now: Snapshot) -> View:
         return _of_rerun(now)
     if now.state is RunState.INGESTING and now.ingest is not None:
         return _of_ingest(now, now.ingest)
-    done = f"{text.count(now.done)} of {text.count(now.total)} done"
+    unchanged = f", {text.count(now.unchanged)} unchanged" if now.unchanged else ""
+    done = f"{text.count(now.done)} of {text.count(now.total)} done{unchanged}{_transfers(now)}"
     return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended, _alert(now))
 
 
@@ -46,6 +48,13 @@ def view_bytes(stage: str, done: int, total: int | None) -> View:
     """View a transfer of bytes."""
     size = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
     return View(stage, done, total, size)
+
+
+def view_export(export: dict[str, Any]) -> View:
+    """View an export that a server makes."""
+    progress = export["progress"]
+    done = f"{text.count(progress['tasks'])} of {text.count(progress['total'])} tasks, {text.size(progress['bytes'])}"
+    return View("exporting", progress["tasks"], progress["total"] or None, done)
 
 
 def _of_rerun(now: Snapshot) -> View:
@@ -60,6 +69,14 @@ def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:
         done = f"{text.size(ingest.bytes_read)}, {done}"
     rate, tail = _rate(now), now.note or ""
     return View("ingesting", ingest.bytes_read, ingest.bytes_total, done, _problems(now), rate, tail, alert=_alert(now))
+
+
+def _transfers(now: Snapshot) -> str:
+    if now.transfers is None or now.ended:
+        return ""
+    done, total, rate = now.transfers
+    of = "" if total is None else f" of {text.size(total)}"
+    return f", downloading {text.size(done)}{of} at {text.size(int(rate))}/s"
 
 
 def _problems(now: Snapshot) -> str:

@@ -44,6 +44,20 @@ _COMMANDS = (
     ),
     _ListedCommand("jobs", "List jobs, newest first.", "job_commands", "jobs", _SERVER),
     _ListedCommand("show", "Show a job: state, counts, throughput, errors and runs.", "job_commands", "show", _SERVER),
+    _ListedCommand(
+        "errors",
+        "Show why tasks failed and were retried: errors by code and host, with messages.",
+        "breakdown_commands",
+        "errors",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "hosts",
+        "Show the hosts of a job: throughput, latency, errors, breaker and pace.",
+        "breakdown_commands",
+        "hosts",
+        _SERVER,
+    ),
     _ListedCommand("watch", "Show the progress of a job until it finishes.", "watch_command", "watch", _SERVER),
     _ListedCommand(
         "results",
@@ -63,6 +77,13 @@ _COMMANDS = (
         "invalid", "List the invalid lines of a job's list, with reasons.", "invalid_command", "invalid", _SERVER
     ),
     _ListedCommand("rerun", "Rerun tasks of a job, by default the failed ones.", "rerun_command", "rerun", _SERVER),
+    _ListedCommand(
+        "duplicate",
+        "Submit a new job with the list and the options of a job.",
+        "duplicate_command",
+        "duplicate",
+        _SERVER,
+    ),
     _ListedCommand(
         "cancel",
         "Cancel a job: start no more tasks. Results so far are kept; `rerun --cancelled` runs the rest.",

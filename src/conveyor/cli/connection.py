@@ -3,7 +3,14 @@
 from typing import TYPE_CHECKING
 
 from conveyor.client.http import host_of, is_loopback
-from conveyor.client.server_address import local_key_file, local_url_file, read_line, server_key, server_url
+from conveyor.client.server_address import (
+    local_key_file,
+    local_url_file,
+    read_line,
+    read_own_line,
+    server_key,
+    server_url,
+)
 from conveyor.errors import MissingKey
 from conveyor.settings import Settings
 
@@ -16,6 +23,7 @@ __all__ = [
     "local_key_file",
     "local_url_file",
     "read_line",
+    "read_own_line",
     "server_key",
     "server_url",
 ]
@@ -28,7 +36,7 @@ def connect(settings: Settings) -> "Client":
     from conveyor.client import Client
 
     url = server_url(settings)
-    key = server_key(settings, url)
+    key = server_key(settings)
     if key is None:
         path = local_key_file(settings.data)
         if is_loopback(host_of(url)) and path.exists():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from conveyor.cli import formatting as text
 from conveyor.disk import disk_problem
-from conveyor.errors import ConveyorError, DataDirectoryInUse, ServerUnreachable, Unauthorized
+from conveyor.errors import ConveyorError, DataDirectoryInUse, InvalidSetting, ServerUnreachable, Unauthorized
 from conveyor.settings import Settings
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -196,9 +196,10 @@ def _server(settings: Settings) -> Check:
     from conveyor.cli.connection import server_url
     from conveyor.client import Client
 
-    url = server_url(settings)
     try:
-        with Client(url) as client:
+        url = server_url(settings)
+        # Without a key: /healthz needs none, and who answers there is not known yet.
+        with Client(url, "") as client:
             client.health()
     except ServerUnreachable:
         advice = "Start a server with `conveyor up`, or set CONVEYOR_URL. `conveyor run` needs no server."
@@ -212,8 +213,10 @@ def _key(settings: Settings) -> Check:
     from conveyor.cli.connection import server_key, server_url
     from conveyor.client import Client
 
-    url = server_url(settings)
-    key = server_key(settings, url)
+    try:
+        url, key = server_url(settings), server_key(settings)
+    except InvalidSetting as error:
+        return Check("key", "fail", "key and address do not belong together", error.message)
     source = "CONVEYOR_API_KEY" if settings.api_key else str(settings.data / "local.key")
     if key is None and not settings.api_key and (settings.data / "local.key").exists():
         return Check("key", "fail", f"{source} is damaged", "Restart `conveyor up`, which replaces it.")
@@ -237,16 +240,29 @@ def _key(settings: Settings) -> Check:
 
 
 def _targets(settings: Settings) -> Check:
+    advice = "Leave out --allow-private-targets unless everyone with a key may reach your network."
+    allowed = _allowed_by_workers(settings)
+    if allowed is not None:
+        found = (
+            "the server's workers allow private addresses" if allowed else "the server's workers refuse private ones"
+        )
+        return Check("targets", "warn" if allowed else "ok", found, advice if allowed else None)
     if settings.allow_private_targets:
-        advice = "Unset CONVEYOR_ALLOW_PRIVATE_TARGETS unless everyone with a key may reach your network."
-        return Check("targets", "warn", "private addresses are allowed", advice)
-    # A server does not tell how it was started.
-    return Check(
-        "targets",
-        "ok",
-        "these settings refuse private, loopback and link-local addresses; "
-        "a server that was started with --allow-private-targets does not",
-    )
+        return Check("targets", "warn", "these settings allow private addresses", advice)
+    return Check("targets", "ok", "these settings refuse private, loopback and link-local addresses")
+
+
+def _allowed_by_workers(settings: Settings) -> bool | None:
+    """Whether a worker of the server makes requests to private addresses; None if no server or no worker tells."""
+    from conveyor.cli.connection import connect
+
+    try:
+        with connect(settings) as client:
+            workers = client.request("GET", "/v1/workers")["workers"]
+    except ConveyorError:
+        return None
+    said = {worker.get("private_targets") for worker in workers}
+    return True if True in said else False if said == {False} else None
 
 
 def _nearest(place: Path) -> Path:

@@ -20,15 +20,24 @@ _SELECT = "Tasks to export"
 def export(
     job: JobArgument,
     out: Annotated[
-        Path,
+        str | None,
         typer.Option(
             "-o",
             "--out",
             metavar="FILE",
             help="File to write. Its suffix sets the format: .zip, .jsonl, .csv or .parquet; .jsonl and .csv may be "
-            "followed by .gz or .zst.",
+            "followed by .gz or .zst. DIR/ is a directory that gets each body as a file.",
         ),
-    ],
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="Write into your own bucket instead, with your own credentials: s3://BUCKET/PREFIX/, gs:// or az://, "
+            "or file:///DIR/. By default .jsonl.gz in files of 128 MiB; --format and --part-size choose others.",
+        ),
+    ] = None,
     kind: Annotated[
         str | None, typer.Option("--format", metavar="FORMAT", help="zip, jsonl, csv or parquet. [from the file name]")
     ] = None,
@@ -57,7 +66,11 @@ def export(
     error_code: Annotated[
         str | None,
         typer.Option(
-            "--error", metavar="CODE", rich_help_panel=_SELECT, help="Only tasks that failed with this error code."
+            "--error-code",
+            "--error",
+            metavar="CODE",
+            rich_help_panel=_SELECT,
+            help="Only tasks that failed with this error code.",
         ),
     ] = None,
     http_status: Annotated[
@@ -68,6 +81,14 @@ def export(
         str | None,
         typer.Option("--run", rich_help_panel=_SELECT, help=RUN_HELP),
     ] = None,
+    changed: Annotated[
+        bool,
+        typer.Option(
+            "--changed",
+            rich_help_panel=_SELECT,
+            help="Only tasks of the latest run that succeeded and are not unchanged.",
+        ),
+    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Export the results so far while the job is still running.")
     ] = False,
@@ -82,13 +103,19 @@ def export(
 ) -> None:
     """Export a job's results to a file: every task, with its latest outcome over all runs.
 
-    A zip has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
+    A zip or a directory has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
     """
     from conveyor.cli.connection import connect
+    from conveyor.cli.export_copies import export_to_bucket, export_to_directory
     from conveyor.cli.run_directory import check_out
+    from conveyor.client.export_folder import is_folder
 
-    # An export that is named is downloaded again, or to its end.
-    check_out(out, overwrite or export_id is not None)
+    if (out is None) == (to is None):
+        raise BadInput("Pass either -o FILE or --to URL.")
+    path = None if out is None or is_folder(out) else Path(out)
+    if path is not None:
+        # An export that is named is downloaded again, or to its end.
+        check_out(path, overwrite or export_id is not None)
     options: dict[str, Any] = {
         "format": kind,
         "compression": compression,
@@ -101,11 +128,16 @@ def export(
         "http_status": http_status,
         "tag": tag,
         "run": run,
+        "changed": changed or None,
     }
     with connect(Settings.load(url=url, data=data)) as client:
-        handle = _start(client, job, out, options) if export_id is None else client.export(export_id)
-        _download(handle, job, out)
-    _print_files(handle.data, job, out, as_json)
+        if path is None:
+            write = export_to_bucket if out is None else export_to_directory
+            write(client, job, out or to or "", options, overwrite, export_id, as_json)
+            return
+        handle = _start(client, job, path, options) if export_id is None else client.export(export_id)
+        _download(handle, job, path)
+    _print_files(handle.data, job, path, as_json)
 
 
 def _start(client: "Client", job: str, out: Path, options: dict[str, Any]) -> "Export":
@@ -113,34 +145,25 @@ def _start(client: "Client", job: str, out: Path, options: dict[str, Any]) -> "E
 
     spec = {**named_form(out), **{name: value for name, value in options.items() if value is not None}}
     if "format" not in spec:
-        raise BadInput(f"Unknown format of {out.name}. End the name with {', '.join(FORMATS)}, or pass --format.")
+        raise BadInput(f"Unknown format of {out.name}. End the name with {', '.join(FORMATS)} or /, or pass --format.")
     return client.job(job).start_export(**spec)
 
 
 def _download(export: "Export", job: str, out: Path) -> None:
     """Wait until the export is ready, then download its files."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import view_bytes
+    from conveyor.cli.bar_view import view_bytes, view_export
     from conveyor.cli.guard import complain
 
     try:
         with progress_bar(out.name) as show:
-            export.wait(lambda now: show(_view(now)))
+            export.wait(lambda now: show(view_export(now)))
             export.download(out, lambda size, total: show(view_bytes("downloading", size, total)))
     except KeyboardInterrupt:
         complain(
             f"Stopped waiting; the export continues. `conveyor export {job} -o {out} --id {export.id}` downloads it."
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _view(export: dict[str, Any]) -> Any:
-    from conveyor.cli import formatting as text
-    from conveyor.cli.bar_view import View
-
-    progress = export["progress"]
-    done = f"{text.count(progress['tasks'])} of {text.count(progress['total'])} tasks, {text.size(progress['bytes'])}"
-    return View("exporting", progress["tasks"], progress["total"] or None, done)
 
 
 def _print_files(export: dict[str, Any], job: str, out: Path, as_json: bool) -> None:

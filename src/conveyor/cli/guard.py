@@ -66,12 +66,13 @@ def _report_misuse(error: typer.TyperException) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.message)
         return EXIT_BAD_INPUT
-    message = error.format_message().rstrip(".")
+    message = error.format_message().removesuffix(".")
     if not message:
         # Typer has shown the help already.
         return EXIT_BAD_INPUT
     command = context.command_path if context else "conveyor"
-    return _fail(f"{message}. See `{command} --help`.", "usage", EXIT_BAD_INPUT)
+    end = "" if message.endswith("?") else "."
+    return _fail(f"{message}{end} See `{command} --help`.", "usage", EXIT_BAD_INPUT)
 
 
 def _system_message(error: OSError) -> str:

@@ -100,7 +100,8 @@ def results(
         str | None, typer.Option("--status", help="Only tasks in this state: pending, succeeded, failed or cancelled.")
     ] = None,
     error_code: Annotated[
-        str | None, typer.Option("--error", metavar="CODE", help="Only tasks that failed with this error code.")
+        str | None,
+        typer.Option("--error-code", "--error", metavar="CODE", help="Only tasks that failed with this error code."),
     ] = None,
     http_status: Annotated[int | None, typer.Option("--http", help="Only tasks with this HTTP status.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only tasks with this tag.")] = None,
@@ -155,8 +156,8 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if now.state is RunState.INGESTING:
         yield "ingest", view_job(now).done
     yield "total", text.count(now.total)
-    for status, number in job.get("counts", job["run"]["counts"]).items():
-        yield status, text.count(number)
+    counts = job.get("counts", job["run"]["counts"])
+    yield from ((status, text.count(counts[status])) for status in counts if counts[status] or status != "unchanged")
     if now.rate is not None:
         yield "rate", text.rate(now.rate)
     if now.eta is not None and not now.ended:
@@ -167,6 +168,8 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "invalid", f"{count_invalid_lines(now.invalid)}; `conveyor invalid {now.job_id}` lists them"
     for place, (code, number) in enumerate(now.errors):
         yield "errors" if place == 0 else "", f"{number:>9,}  {code}"
+    if now.errors:
+        yield "", f"`conveyor errors {now.job_id}` shows them by host, with messages"
     if len(job["runs"]) > 1:
         for place, run in enumerate(job["runs"]):
             yield "runs" if place == 0 else "", _run_line(run)
@@ -184,7 +187,9 @@ def _run_line(run: dict[str, Any]) -> str:
     counts = run["counts"]
     parts = [f"{run['number']}: {run['state']}", f"{text.count(run['total'])} tasks"]
     parts += [
-        f"{text.count(counts[status])} {status}" for status in ("succeeded", "failed", "cancelled") if counts[status]
+        f"{text.count(counts[status])} {status}"
+        for status in ("succeeded", "unchanged", "failed", "cancelled")
+        if counts.get(status)
     ]
     return ", ".join(parts)
 

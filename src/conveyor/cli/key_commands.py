@@ -93,13 +93,15 @@ def _call(data: Any, here: Callable[["System"], Awaitable[T]], through: Callable
 
 def _owner(settings: Settings) -> "Client":
     """A client for the server that runs on the data directory, with its local key."""
-    from conveyor.cli.connection import local_key_file, local_url_file, read_line
+    from conveyor.cli.connection import local_key_file, local_url_file, read_own_line
     from conveyor.client import Client
+    from conveyor.settings import DEFAULT_URL
 
-    key = read_line(local_key_file(settings.data))
+    key = read_own_line(local_key_file(settings.data))
     if key is None:
         raise DataDirectoryInUse
-    return Client(read_line(local_url_file(settings.data)) or settings.url, key)
+    # Never to CONVEYOR_URL: that may be another server, which must not get this key.
+    return Client(read_own_line(local_url_file(settings.data)) or DEFAULT_URL, key)
 
 
 async def _create(system: "System", tenant: str, name: str | None) -> dict[str, Any]:

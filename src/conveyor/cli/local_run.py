@@ -8,7 +8,6 @@ an unfinished run: it has the results so far, and --resume continues from there.
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from conveyor.cli import run_directory as place
 from conveyor.cli.bar_view import view_bytes, view_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
-from conveyor.cli.run_files import Show, write_invalid, write_output
+from conveyor.cli.run_files import Show, growing_output, write_invalid, write_output
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListTooSparse, ListUnreadable, NoTasks, NotFound
@@ -31,8 +30,8 @@ from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
+    from conveyor.cli.run_files import GrowingOutput
     from conveyor.embedded import Embedded
-    from conveyor.export.growing import GrowingArchive
     from conveyor.export.request import ExportSpec
     from conveyor.system import System
 
@@ -40,8 +39,6 @@ T = TypeVar("T")
 
 _TENANT = TenantId(LOCAL_TENANT)
 _POLL_SECONDS = 0.1
-# Maximum number of invalid lines to print.
-_LINES_SHOWN = 10
 # Maximum number of expired jobs to search for the job of this run.
 _MAX_EXPIRED = 1000
 
@@ -62,6 +59,8 @@ class RunPlan:
     url_column: str | None = None
     # The form of the output; None: a zip.
     output: "ExportSpec | None" = None
+    # The output is a directory with a file for each body.
+    is_directory: bool = False
 
 
 class ListNotAccepted(Exception):
@@ -87,7 +86,7 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
     from conveyor.cli.loop import Stop, leave, run_async
-    from conveyor.cli.output import print_json
+    from conveyor.cli.output import print_error_lines, print_json
     from conveyor.cli.summary import print_summary
     from conveyor.telemetry.logs import configure_log
 
@@ -106,7 +105,7 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
         leave(stop.exit_code)
     except ListNotAccepted as rejection:
         _discard_data(plan, ownership)
-        _print_lines(rejection.error)
+        print_error_lines(rejection.error)
         raise rejection.error from None
     except Exception:
         if ownership.is_marked:
@@ -119,7 +118,7 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
     else:
         print_summary(report)
     if report.fault is not None:
-        _print_lines(report.fault)
+        print_error_lines(report.fault)
         if not isinstance(report.fault, NotFound):
             complain(f"{plan.out} is incomplete. {_resume_hint(plan, report.fault)}")
         raise report.fault
@@ -129,13 +128,6 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
 def _resume_hint(plan: RunPlan, fault: ConveyorError | None = None) -> str:
     first = "Fix the list, then run" if isinstance(fault, ListUnreadable) else "Run"
     return f"The results so far are kept in {plan.settings.data}. {first} the same command with --resume to continue."
-
-
-def _print_lines(error: ConveyorError) -> None:
-    from conveyor.telemetry.redact import printable
-
-    for line in error.details.get("lines", []):
-        print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
 
 
 def _load_mark(plan: RunPlan) -> place.RunMark:
@@ -172,7 +164,6 @@ async def _run_plan(
 ) -> RunReport:
     from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
-    from conveyor.export.growing import growing_archive
     from conveyor.system import open_system
 
     stop.listen()
@@ -186,19 +177,18 @@ async def _run_plan(
         mark = await _run_until_stopped(stop.event, _take_over_results(embedded, plan, mark, show))
         if (expired := await _find_expired(system, mark)) is not None:
             status = await _read_status(system, expired)
-            fault = _expired_error(plan, expired)
-            return await _report(system, expired, plan, status, Snapshot.of(status), started, show, stop, fault)
+            fault, before = _expired_error(plan, expired), Snapshot.of(status)
+            async with growing_output(system, expired, plan.out, plan.output, plan.is_directory) as archive:
+                return await _report(system, expired, plan, status, before, started, show, stop, fault, archive)
         async with AsyncExitStack() as stack:
             # No retention here: it would purge the results that the user comes back for.
             async with embedded.running(purges=False):
                 freeze_loaded_objects()
                 job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
                 before = Snapshot.of(await _read_status(system, job))
-                archive = None
-                if _is_archive(plan):
-                    names = None if plan.output is None else plan.output.names
-                    growing = growing_archive(system.tasks, system.blobs, system.clock, job, plan.out, names)
-                    archive = await stack.enter_async_context(growing)
+                archive = await stack.enter_async_context(
+                    growing_output(system, job, plan.out, plan.output, plan.is_directory)
+                )
                 final = await _follow(system, embedded, job, show, stop.event)
             job = await embedded.job(_TENANT, job.job_id)
             bad_list = await _list_fault(system, job, Snapshot.of(final))
@@ -220,7 +210,7 @@ async def _report(
     show: Show,
     stop: "Stop",
     fault: ConveyorError | None,
-    archive: "GrowingArchive | None" = None,
+    archive: "GrowingOutput | None" = None,
 ) -> RunReport:
     """Write the archive and the file of invalid lines, and make the report."""
     now = Snapshot.of(final)
@@ -228,12 +218,6 @@ async def _report(
     size = await _run_until_stopped(stop.event, write_output(system, job, plan.out, plan.output, final, show, archive))
     invalid_file = await write_invalid(system, job, plan.out) if now.invalid else None
     return RunReport(final, plan.out, size, seconds, now.done - before.done, invalid_file, fault)
-
-
-def _is_archive(plan: RunPlan) -> bool:
-    """Whether the output can grow while the job runs: a zip with its bodies, deflated as they are stored."""
-    spec = plan.output
-    return spec is None or (spec.format == "zip" and spec.bodies in (None, "file"))
 
 
 async def _match_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> place.RunMark:
@@ -359,13 +343,14 @@ def _is_list_at_fault(job: Job) -> bool:
 
 async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorError | None:
     """The error in the list, if the job failed because of its list."""
+    from conveyor.lists.list_files import MAX_LINES_SHOWN
     from conveyor.read.invalid_lines import invalid_page
 
     if now.bad_list is None:
         return None
     if now.reason_code == ReasonCode.INGEST_FAILED:
         return ConveyorError(f"The ingest failed: {now.bad_list}.")
-    lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
+    lines = (await invalid_page(system.blobs, job, MAX_LINES_SHOWN, None)).items
     if now.reason_code == ReasonCode.NO_TASKS:
         return NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
     if now.reason_code == ReasonCode.LIST_REJECTED:

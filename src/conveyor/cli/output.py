@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.errors import ConveyorError
 from conveyor.telemetry.redact import printable
 
 
@@ -39,6 +40,12 @@ def print_lines(columns: Sequence[tuple[str, int]], rows: Iterable[Sequence[obje
 def _line(columns: Sequence[tuple[str, int]], cells: Sequence[str]) -> str:
     padded = (printable(cell).ljust(width) for (_, width), cell in zip(columns, cells, strict=True))
     return "  ".join(padded).rstrip()
+
+
+def print_error_lines(error: ConveyorError) -> None:
+    """Print the invalid lines that an error of a list has, on standard error."""
+    for line in error.details.get("lines", []):
+        print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
 
 
 def count_invalid_lines(number: int) -> str:

@@ -19,11 +19,16 @@ from conveyor.export.request import (
 from conveyor.model import Job
 
 
-def output_spec(out: Path, bodies: str | None = None, names: str | None = None) -> ExportSpec:
-    """The form of a file by its name, validated before anything runs. Raises BadInput."""
-    named: dict[str, Any] = named_form(out)
+def output_spec(
+    out: Path, bodies: str | None = None, names: str | None = None, is_directory: bool = False
+) -> ExportSpec:
+    """The form of a file by its name, or of the files in a directory, validated before anything runs. Raises
+    BadInput."""
+    named: dict[str, Any] = {"format": "zip"} if is_directory else named_form(out)
     if "format" not in named:
-        raise BadInput(f"Unknown format of {out.name}. End the name with {', '.join(FORMATS)}.")
+        raise BadInput(
+            f"Unknown format of {out.name}. End the name with {', '.join(FORMATS)}, or with / for a directory of files."
+        )
     try:
         spec = msgspec.convert({**named, "bodies": bodies, "names": names}, ExportSpec)
     except msgspec.ValidationError as error:

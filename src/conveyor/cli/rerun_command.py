@@ -21,6 +21,7 @@ from conveyor.cli.shared_options import (
     RetentionDays,
     Server,
     Timeout,
+    Wait,
     WhenExhausted,
     job_spec,
 )
@@ -29,6 +30,7 @@ from conveyor.settings import Settings
 
 _SELECT = "Tasks to rerun"
 _EXTRACT = "Extract again"
+_COMPARE = "Compare"
 
 
 def rerun(
@@ -42,7 +44,11 @@ def rerun(
     error_code: Annotated[
         str | None,
         typer.Option(
-            "--error-code", metavar="CODE", rich_help_panel=_SELECT, help="Tasks that failed with this error code."
+            "--error-code",
+            "--error",
+            metavar="CODE",
+            rich_help_panel=_SELECT,
+            help="Tasks that failed with this error code.",
         ),
     ] = None,
     http_status: Annotated[
@@ -72,6 +78,15 @@ def rerun(
             help="Make no request: extract again from the stored bodies, by default from all of them.",
         ),
     ] = False,
+    changed_only: Annotated[
+        bool,
+        typer.Option(
+            "--changed-only",
+            rich_help_panel=_COMPARE,
+            help="Ask servers for pages that have changed, by default for all. The others count as unchanged and keep "
+            "their bodies.",
+        ),
+    ] = False,
     handler: Annotated[
         str | None,
         typer.Option(
@@ -93,6 +108,7 @@ def rerun(
     patience: Patience = None,
     no_breaker: NoBreaker = False,
     on_exhausted: WhenExhausted = None,
+    wait: Wait = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -105,6 +121,7 @@ def rerun(
     If the ingest of the job failed, rerun resumes it where it stopped. Fix the cause first.
     """
     from conveyor.cli.connection import connect
+    from conveyor.cli.watch_command import watch_job
 
     if every and (failed or cancelled or error_code or http_status or tag or damaged or host or task):
         raise BadInput(
@@ -137,10 +154,13 @@ def rerun(
             tag=tag,
             damaged=damaged,
             extract_only=extract_only,
+            changed_only=changed_only,
             host=host,
             indexes=task,
             **options,
         )
+        if wait:
+            raise typer.Exit(watch_job(handle, as_json))
     if as_json:
         print_json(handle.data)
     else:

@@ -46,13 +46,14 @@ _PATIENCE = 60.0
 def run(
     lists: Lists,
     out: Annotated[
-        Path,
+        str,
         typer.Option(
             "-o",
             "--out",
             metavar="OUT",
             help="File to write. Its suffix sets the format: .zip, with a file for each body, or .jsonl, .csv or "
-            ".parquet, with a row for each task; .jsonl and .csv may be followed by .gz or .zst.",
+            ".parquet, with a row for each task; .jsonl and .csv may be followed by .gz or .zst. DIR/ is a directory "
+            "that gets each body as a file once its task has finished.",
         ),
     ],
     data: Annotated[
@@ -96,7 +97,7 @@ def run(
 ) -> None:
     """Run a list of tasks and write the results to a file.
 
-    A zip has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
+    A zip or a directory has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
 
     Ctrl-C stops cleanly. The same command with --resume continues, also after a crash.
 
@@ -120,15 +121,22 @@ def run(
             check_out,
             default_data,
             expand_lists,
+            has_unfinished_run,
             is_default,
         )
+        from conveyor.client.export_folder import check_folder, is_folder
 
-    # A run that is resumed may have written what it had.
-    check_out(out, overwrite or resume)
-    output = output_spec(out, bodies, names)
+    # `.` and `..` have no name for what goes beside them.
+    path, is_directory = Path(out) if Path(out).name.strip(".") else Path(out).resolve(), is_folder(out)
+    if not path.name:
+        raise BadInput(f"{path} cannot be the output. Choose another directory with -o.")
+    # A run that is resumed may have written what it had; of one that has to be, its data directory tells.
+    (check_folder if is_directory else check_out)(path, overwrite or resume or has_unfinished_run(path, data))
+    output = output_spec(path, bodies, names, is_directory)
     lists = expand_lists(lists)
     check_lists(lists)
     spec = job_spec(
+        is_new=True,
         concurrency=concurrency,
         handler=handler,
         extract=extract,
@@ -160,20 +168,21 @@ def run(
     settings = Settings.load(data=data, **flags)
     temporary = data is None and is_default(settings)
     if temporary:
-        settings = Settings.load(data=default_data(out), **flags)
+        settings = Settings.load(data=default_data(path), **flags)
     check_data(settings.data)
     for function in (spec.get("handler"), spec.get("extract")):
         _check_handler(settings, function)
     plan = RunPlan(
         lists=lists,
         spec=spec,
-        out=out,
+        out=path,
         settings=settings,
         resume=resume,
         temporary=temporary,
-        title=name or out.name,
+        title=name or path.name,
         url_column=url_column,
         output=output,
+        is_directory=is_directory,
     )
     raise typer.Exit(run_here(plan, as_json))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from conveyor.auth.durable_file import write_durably
-from conveyor.client.s3_objects import is_object
+from conveyor.client.list_objects import is_object
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.settings import Settings
 
@@ -37,8 +37,6 @@ class RunMark(msgspec.Struct, frozen=True):
 
 def check_out(out: Path, overwrite: bool = True) -> None:
     """Check before the run, not after an hour, that the file can be written. Raises BadInput."""
-    if out.is_dir():
-        raise BadInput(f"{out} is a directory. Pass the name of the file to write with -o.")
     if not overwrite and out.exists():
         raise BadInput(f"{out} exists already. Choose another name with -o, or pass --overwrite to replace it.")
     parent = out.absolute().parent
@@ -101,6 +99,11 @@ def size_of(lists: Sequence[str]) -> int | None:
 def default_data(out: Path) -> Path:
     """The data directory beside the archive."""
     return out.with_name(out.name + ".conveyor")
+
+
+def has_unfinished_run(out: Path, data: Path | None) -> bool:
+    """Whether a run with this output was stopped."""
+    return read_mark(default_data(out) if data is None else data) is not None
 
 
 def is_default(settings: Settings) -> bool:

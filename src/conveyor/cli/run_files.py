@@ -1,6 +1,7 @@
 """The files of a local run: its archive, and its invalid lines beside it."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,33 @@ from conveyor.model import Job
 
 if TYPE_CHECKING:
     from conveyor.export.growing import GrowingArchive
+    from conveyor.export.growing_directory import GrowingDirectory
     from conveyor.export.request import ExportSpec
     from conveyor.system import System
 
+    GrowingOutput = GrowingArchive | GrowingDirectory
+
 Show = Callable[[View], None]
+
+
+def growing_output(
+    system: "System", job: Job, out: Path, spec: "ExportSpec | None", is_directory: bool
+) -> AbstractAsyncContextManager["GrowingOutput | None"]:
+    """The output that is begun while the job runs: files in a directory, or a zip with bodies; a table is written when
+    the job has finished."""
+    from conveyor.client.export_folder import remove_listed
+    from conveyor.export.growing import growing_archive
+    from conveyor.export.growing_directory import growing_directory
+
+    names = None if spec is None else spec.names
+    if is_directory:
+        # Of an earlier run that --overwrite replaces, or of a list that could not be read to its end.
+        remove_listed(out)
+        with_bodies = spec is None or spec.bodies != "none"
+        return growing_directory(system.tasks, system.blobs, system.clock, job, out, names, with_bodies)
+    if spec is None or (spec.format == "zip" and spec.bodies in (None, "file")):
+        return growing_archive(system.tasks, system.blobs, system.clock, job, out, names)
+    return nullcontext()
 
 
 async def write_output(
@@ -24,7 +48,7 @@ async def write_output(
     spec: "ExportSpec | None",
     final: dict[str, Any],
     show: Show,
-    archive: "GrowingArchive | None",
+    archive: "GrowingOutput | None",
 ) -> int:
     """Write the file, or finish the archive that grew while the job ran. Returns its size."""
     from conveyor.cli.output_file import form_of

@@ -77,6 +77,14 @@ def create(
         ),
     ] = None,
     paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
+    changed_only: Annotated[
+        bool,
+        typer.Option(
+            "--changed-only",
+            help="Compare the pages of each job with those of the last one that has finished. The same count as "
+            "unchanged.",
+        ),
+    ] = False,
     name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name of the schedule.")] = None,
     concurrency: Concurrency = None,
     handler: Handler = None,
@@ -94,12 +102,14 @@ def create(
 ) -> None:
     """Create a schedule that starts a job at each fire."""
     from conveyor.cli.connection import connect
+    from conveyor.cli.staging import refuse_without_tasks
 
     if (tasks is None) == (source is None):
         raise BadInput("Pass a list of tasks, or --from with the URL of a list.")
     if tasks is not None and not tasks.is_file():
         raise BadInput(f"List {tasks} not found.")
     job = job_spec(
+        is_new=True,
         concurrency=concurrency,
         handler=handler,
         rate=rate,
@@ -112,8 +122,12 @@ def create(
         no_breaker=no_breaker,
     )
     spec = {"cron": cron, "timezone": zone, "name": name, "paused": paused, "missed": missed or "coalesce"}
-    with connect(Settings.load(url=url, data=data)) as client:
+    if changed_only:
+        spec["changed_only"] = True
+    settings = Settings.load(url=url, data=data)
+    with connect(settings) as client:
         if tasks is not None:
+            refuse_without_tasks(tasks, None, job.get("kind"), None, settings.max_list_bytes)
             job["source"] = {"upload_id": client.upload(tasks).upload_id}
         else:
             job["source"] = {"url": source}

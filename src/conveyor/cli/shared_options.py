@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from conveyor.cli.job_defaults import with_job_defaults
 from conveyor.errors import BadInput
 from conveyor.model import OnExhausted, OnInvalid, Pace
 
@@ -15,9 +16,10 @@ Lists = Annotated[
     list[str],
     typer.Argument(
         metavar="LIST",
-        help="Files with the tasks, patterns such as 'pages-*.csv', s3://BUCKET/KEY, an https URL, or - for standard "
-        "input: text with one URL per line (empty lines and lines that start with # are ignored), .jsonl or .ndjson "
-        "with a URL or an object per line, .csv or .tsv. All may be compressed (.gz, .zst, .bz2), and have any size.",
+        help="Files with the tasks, patterns such as 'pages-*.csv', s3://BUCKET/KEY (gs://, az://), an https URL, or - "
+        "for standard input: text with one URL per line (empty lines and lines that start with # are ignored), .jsonl "
+        "or .ndjson with a URL or an object per line, .csv or .tsv. All may be compressed (.gz, .zst, .bz2), and have "
+        "any size.",
         show_default=False,
     ),
 ]
@@ -38,6 +40,7 @@ Server = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Server address. [CONVEYOR_URL, else the local `conveyor up`]"),
 ]
+Wait = Annotated[bool, typer.Option("--wait", help="Watch the job until it finishes. Exit codes as for `watch`.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows to show.")]
 RUN_HELP = "Only this run, by number or id, or latest. [latest-per-task: the latest outcome of each task over all runs]"
@@ -119,12 +122,13 @@ Headers = Annotated[
     ),
 ]
 Gateway = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--gateway",
         metavar="URL",
         rich_help_panel=_JOB,
-        help="Fetch through an HTTP proxy, or through an API given as a URL template with {url}. [CONVEYOR_GATEWAY]",
+        help="Fetch through an HTTP proxy, or through an API given as a URL template with {url}. Repeat it for a pool: "
+        "tasks go through one or the other. [CONVEYOR_GATEWAY]",
     ),
 ]
 Patience = Annotated[
@@ -232,7 +236,7 @@ def job_spec(
     attempts: int | None = None,
     timeout: float | None = None,
     headers: list[str] | None = None,
-    gateway: str | None = None,
+    gateway: list[str] | None = None,
     name: str | None = None,
     on_invalid: OnInvalid | None = None,
     retention_days: float | None = None,
@@ -242,8 +246,10 @@ def job_spec(
     on_exhausted: OnExhausted | None = None,
     option: list[str] | None = None,
     options: Path | None = None,
+    is_new: bool = False,
 ) -> dict[str, Any]:
-    """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
+    """Make the body of POST /v1/jobs, without its tasks. The server has the defaults; those of conveyor.toml go
+    before them for a job that is new. Raises BadInput."""
     kinds = [
         kind
         for kind, is_set in (("python", handler), ("download", download), ("export_download", export is not None))
@@ -271,10 +277,11 @@ def job_spec(
         "on_invalid": on_invalid.value if on_invalid else None,
         "breaker": {"enabled": False} if no_breaker else None if patience is None else {"patience": patience},
         "on_exhausted": on_exhausted.value if on_exhausted else None,
-        "gateway": _gateway(gateway) if gateway else None,
+        "gateway": _gateways(gateway) if gateway else None,
     }
     own = {field: value for field, value in spec.items() if value is not None}
-    return merged_options(own, option or [], None if options is None else _read_json("--options", options))
+    merged = merged_options(own, option or [], None if options is None else _read_json("--options", options))
+    return with_job_defaults(merged) if is_new else merged
 
 
 # Fields of a request for a job, and arguments of the client, that arguments and flags set.
@@ -324,6 +331,12 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _gateways(addresses: list[str]) -> dict[str, Any]:
+    """A gateway, or a pool of them. Raises BadInput."""
+    pool = [_gateway(address) for address in addresses]
+    return dict(pool[0]) if len(pool) == 1 else {"pool": pool}
 
 
 def _gateway(address: str) -> dict[str, str]:

@@ -52,6 +52,10 @@ class Snapshot:
     run_done: int = 0
     # Other work to report, such as writing the archive.
     note: str | None = None
+    # Of the downloads in progress: bytes, their total if it is known, and bytes a second.
+    transfers: tuple[int, int | None, float] | None = None
+    # Of the succeeded tasks, those with the body of an earlier run.
+    unchanged: int = 0
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> "Snapshot":
@@ -67,6 +71,8 @@ class Snapshot:
             succeeded=counts["succeeded"],
             failed=counts["failed"],
             cancelled=counts["cancelled"],
+            # An earlier version does not count them.
+            unchanged=counts.get("unchanged", 0),
             rate=job.get("rate"),
             eta=job.get("eta"),
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
@@ -76,6 +82,7 @@ class Snapshot:
             invalid=max(job.get("invalid_lines") or 0, (job.get("ingest") or {}).get("invalid", 0)),
             run=run.get("number", 1),
             run_total=run["total"],
+            transfers=_transfers(job.get("transfers")),
             run_done=sum(run["counts"][status] for status in ("succeeded", "failed", "cancelled")),
         )
 
@@ -108,6 +115,10 @@ class Snapshot:
             return EXIT_BAD_INPUT
         clean = self.state is RunState.COMPLETED and self.succeeded == self.total
         return 0 if clean else EXIT_TASKS_FAILED
+
+
+def _transfers(moving: Mapping[str, Any] | None) -> tuple[int, int | None, float] | None:
+    return None if moving is None else (moving["done"], moving["total"], moving["rate"])
 
 
 def _outage(job: Mapping[str, Any]) -> tuple[str, str | None, float] | None:

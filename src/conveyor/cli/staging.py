@@ -11,7 +11,7 @@ from typing import IO, Any
 from conveyor.cli import EXIT_INTERRUPTED
 from conveyor.cli.guard import complain
 from conveyor.cli.run_directory import is_plain_file
-from conveyor.errors import NoTasks
+from conveyor.errors import ListTooSparse, ListUnreadable, NoTasks
 
 
 @contextmanager
@@ -37,6 +37,29 @@ def format_of(lists: Sequence[str]) -> Any:
 
     implied = list_format(lists)
     return None if implied is None else implied.value
+
+
+def refuse_without_tasks(
+    path: Path, form: str | None, kind: str | None, url_column: str | None, max_bytes: int
+) -> None:
+    """Refuse a list in which no line is a task: who only gets the id of the job would not see it fail. Raises
+    NoTasks and ListTooSparse."""
+    from conveyor.cli.loop import run_async
+    from conveyor.cli.output import print_error_lines
+    from conveyor.lists.list_files import check_some_task
+    from conveyor.model import JobKind, ListFormat
+
+    reading = ListFormat(form) if form else None, JobKind(kind or JobKind.FETCH), url_column
+    try:
+        run_async(check_some_task(str(path), *reading, max_bytes))
+    except NoTasks as error:
+        print_error_lines(error)
+        raise
+    except ListTooSparse:
+        raise
+    except ListUnreadable:
+        # The server runs what can be read of it, and reports the rest.
+        return
 
 
 def _join(

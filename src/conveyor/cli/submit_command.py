@@ -31,6 +31,7 @@ from conveyor.cli.shared_options import (
     Server,
     Timeout,
     UrlColumn,
+    Wait,
     WhenExhausted,
     WhenInvalid,
     job_spec,
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
 def submit(
     lists: Lists,
     name: Name = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Watch the job until it finishes. Exit codes as for `watch`.")
-    ] = False,
+    wait: Wait = False,
     concurrency: Concurrency = None,
     rate: Rate = None,
     pace: PaceOption = None,
@@ -84,10 +83,12 @@ def submit(
     """Submit a list of tasks and print the id of the job.
 
     The list may also be one http or https URL, which the server reads.
+
+    Exits 0 once the server has the job; with --wait as `watch` does; 2 if no line of a list of yours is a task.
     """
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
-    from conveyor.cli.run_directory import check_lists, expand_lists
+    from conveyor.cli.run_directory import check_lists, expand_lists, is_plain_file
     from conveyor.cli.watch_command import watch_job
 
     lists = expand_lists(lists)
@@ -95,6 +96,7 @@ def submit(
         check_lists(lists)
     settings = Settings.load(url=url, data=data)
     spec = job_spec(
+        is_new=True,
         concurrency=concurrency,
         handler=handler,
         extract=extract,
@@ -117,6 +119,8 @@ def submit(
         max_lifetime=max_lifetime,
         on_exhausted=on_exhausted,
     )
+    if len(lists) == 1 and is_plain_file(lists[0]):
+        _check_columns(lists[0], spec.get("kind"), url_column)
     with connect(settings) as client:
         job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes, url_column)
         if wait:
@@ -127,13 +131,22 @@ def submit(
         print(job.id)
 
 
+def _check_columns(path: str, kind: str | None, url_column: str | None) -> None:
+    """Refuse a csv without the column for URLs here, not in the ingest of the job."""
+    from conveyor.cli.loop import run_async
+    from conveyor.lists.list_files import check_columns
+    from conveyor.model import JobKind
+
+    run_async(check_columns(path, JobKind(kind or JobKind.FETCH), url_column))
+
+
 def _send(
     client: "Client", lists: Sequence[str], spec: dict[str, Any], max_bytes: int, url_column: str | None
 ) -> "Job":
     """Upload the list and create the job. Retries share one idempotency key, so there is one upload and one job."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.bar_view import view_bytes
-    from conveyor.cli.staging import format_of, single_file
+    from conveyor.cli.staging import format_of, refuse_without_tasks, single_file
     from conveyor.client import RemoteList
 
     def uploading(sent: int, total: int | None) -> None:
@@ -149,11 +162,13 @@ def _send(
             lists, max_bytes, lambda size: show(view_bytes("reading", size, None)), spec.get("kind"), url_column
         ) as path,
     ):
+        # Several lists are joined into one of tasks, which has no columns.
+        form, column = format_of(lists), url_column if len(lists) == 1 else None
+        refuse_without_tasks(path, form, spec.get("kind"), column, max_bytes)
         return client.submit(
             path,
-            format=format_of(lists),
-            # Several lists are joined into one of tasks, which has no columns.
-            url_column=url_column if len(lists) == 1 else None,
+            format=form,
+            url_column=column,
             progress=uploading,
             **spec,
         )
@@ -161,7 +176,7 @@ def _send(
 
 def _is_remote(lists: Sequence[str]) -> bool:
     """Whether it is one list that the server may read itself."""
-    return len(lists) == 1 and lists[0].lower().startswith(("s3://", "http://", "https://"))
+    return len(lists) == 1 and lists[0].lower().startswith(("s3://", "gs://", "az://", "http://", "https://"))
 
 
 def _name_of(lists: Sequence[str]) -> str:

@@ -60,6 +60,8 @@ def print_summary(report: RunReport) -> None:
     table.add_row("Job", f"{now.job_id} ({now.state.value}{f': {now.reason}' if now.reason else ''})")
     table.add_row("Tasks", text.count(now.total))
     table.add_row("Succeeded", f"[green]{text.count(now.succeeded)}")
+    if now.unchanged:
+        table.add_row("Unchanged", text.count(now.unchanged))
     if now.failed:
         table.add_row("Failed", f"[red]{text.count(now.failed)}")
         for code, number in now.errors:

@@ -136,10 +136,12 @@ class Client:
         all: bool = False,
         error_code: str | None = None,
         job_id: str | None = None,
+        dry_run: bool = False,
     ) -> Json:
         """Redrive dead letters: those with these ids, all, or all with an error code or of a job. Messages go back to
-        their queues, tasks are rerun. Returns {redriven, skipped, runs}."""
-        return drive(self._session.redrive(ids, all, error_code, job_id))
+        their queues, tasks are rerun. Returns {redriven, skipped, runs, requeued, blocked}; with `dry_run` only what a
+        redrive would do."""
+        return drive(self._session.redrive(ids, all, error_code, job_id, dry_run))
 
     def breakers(self, all_tenants: bool = False) -> Iterator[Json]:
         """List breakers that are open or half-open. Those of all tenants need an administrator's key."""
@@ -282,9 +284,10 @@ class AsyncClient:
         all: bool = False,
         error_code: str | None = None,
         job_id: str | None = None,
+        dry_run: bool = False,
     ) -> Json:
         """As Client.redrive."""
-        return await self._session.redrive(ids, all, error_code, job_id)
+        return await self._session.redrive(ids, all, error_code, job_id, dry_run)
 
     def breakers(self, all_tenants: bool = False) -> AsyncGenerator[Json, None]:
         """As Client.breakers."""

@@ -65,6 +65,11 @@ class ClientSession:
     def invalid(self, job_id: str) -> AsyncGenerator[InvalidLine, None]:
         return self.transport.listing(path_of("jobs", job_id, "invalid"), {"limit": _PAGE}, InvalidLine)
 
+    async def breakdown(self, job_id: str, part: str, run: str | int | None) -> Json:
+        """The `errors` or the `hosts` of a run."""
+        query = None if run is None else {"run": str(run)}
+        return await self.transport.json("GET", path_of("jobs", job_id, part), query=query)
+
     async def task(self, job_id: str, task_id: str) -> Result:
         return decode(await self.transport.send("GET", path_of("jobs", job_id, "tasks", task_id)), Result)
 
@@ -82,11 +87,24 @@ class ClientSession:
         options: Mapping[str, Any],
         idempotency_key: str | None,
         extract_only: bool = False,
+        changed_only: bool = False,
     ) -> Json:
-        body = {"select": select, "options": options, "extract_only": extract_only or None}
+        body = {
+            "select": select,
+            "options": options,
+            "extract_only": extract_only or None,
+            "changed_only": changed_only or None,
+        }
         body = {name: value for name, value in body.items() if value is not None}
         key = idempotency_key or new_key()
         return await self.transport.json("POST", path_of("jobs", job_id, "rerun"), body=body, idempotency_key=key)
+
+    async def duplicate(
+        self, job_id: str, name: str | None, options: Mapping[str, Any], idempotency_key: str | None
+    ) -> Json:
+        body = {**({} if name is None else {"name": name}), "options": options}
+        key = idempotency_key or new_key()
+        return await self.transport.json("POST", path_of("jobs", job_id, "duplicate"), body=body, idempotency_key=key)
 
     async def add(self, job_id: str, body: Mapping[str, Any], idempotency_key: str) -> Json:
         path = path_of("jobs", job_id, "tasks")
@@ -113,24 +131,32 @@ class ClientSession:
         filters = {name: value for name, value in where.items() if value is not None}
         return self.transport.listing("/v1/dead-letters", {"limit": _PAGE, **filters}, dict)
 
-    async def redrive(self, ids: Sequence[str] | None, every: bool, error_code: str | None, job_id: str | None) -> Json:
+    async def redrive(
+        self,
+        ids: Sequence[str] | None,
+        every: bool,
+        error_code: str | None,
+        job_id: str | None,
+        dry_run: bool,
+    ) -> Json:
         by_match = every or error_code is not None or job_id is not None
         if (ids is None) != by_match:
             raise BadInput("Pass the ids of dead letters, or else all, error_code or job_id.")
         if ids is None:
-            where = {"all": every or None, "error_code": error_code, "job_id": job_id}
+            where = {"all": every or None, "error_code": error_code, "job_id": job_id, "dry_run": dry_run or None}
             body = {name: value for name, value in where.items() if value is not None}
             return await self.transport.json("POST", "/v1/dead-letters/redrive", body=body)
-        done: Json = {"redriven": 0, "skipped": 0, "runs": []}
+        done: Json = {"redriven": 0, "skipped": 0, "runs": [], "requeued": 0, "blocked": 0}
+        more = {"dry_run": True} if dry_run else {}
         for start in range(0, len(ids), _MAX_REDRIVE_IDS):
             chosen = ids[start : start + _MAX_REDRIVE_IDS]
             try:
-                part = await self.transport.json("POST", "/v1/dead-letters/redrive", body={"ids": chosen})
+                part = await self.transport.json("POST", "/v1/dead-letters/redrive", body={"ids": chosen, **more})
             except RunNotEnded:
                 if not done["redriven"]:
                     raise
                 # An earlier part has started a rerun of the same job.
-                part = {"skipped": len(chosen)}
+                part = {"skipped": len(chosen), "blocked": len(chosen)}
             done = {name: value + part.get(name, type(value)()) for name, value in done.items()}
         return done
 

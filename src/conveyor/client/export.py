@@ -8,6 +8,7 @@ from typing import Self
 from conveyor.client import export_files as exports
 from conveyor.client import wording as text
 from conveyor.client.client_session import ClientSession
+from conveyor.client.export_files import CopyProgress
 from conveyor.client.io import drive
 from conveyor.client.progress_display import TextDisplay, display_bytes, display_progress
 from conveyor.client.transport import Json
@@ -32,9 +33,7 @@ class ExportView:
 
     def summary(self) -> str:
         """The status as one line."""
-        progress = self.data["progress"]
-        tasks = f"{text.count(progress['tasks'])} of {text.count(progress['total'])} tasks"
-        return f"export {self.state}, {tasks}, {text.size(progress['bytes'])}"
+        return _summary(self.data)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.removesuffix('Handle')} {self.id}: {self.summary()}>"
@@ -111,3 +110,26 @@ class AsyncExport(ExportView):
     async def delete(self) -> None:
         """As Export.delete."""
         await self._session.delete("exports", self.id)
+
+
+@contextmanager
+def display_copy(progress: bool | CopyProgress, title: str) -> Iterator[CopyProgress]:
+    """Yield what shows an export and the copy of its files, if `progress`."""
+    if not isinstance(progress, bool) or not progress:
+        yield progress or CopyProgress()
+        return
+    with display_progress(title) as show:
+
+        def on_status(data: Json) -> None:
+            show(TextDisplay(_summary(data)))
+
+        def on_bytes(size: int, total: int | None) -> None:
+            show(TextDisplay(f"writing, {text.size(size)} of {text.size(total or size)}"))
+
+        yield CopyProgress(on_status, on_bytes)
+
+
+def _summary(data: Json) -> str:
+    progress = data["progress"]
+    tasks = f"{text.count(progress['tasks'])} of {text.count(progress['total'])} tasks"
+    return f"export {data['state']}, {tasks}, {text.size(progress['bytes'])}"

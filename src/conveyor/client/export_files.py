@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,19 @@ from conveyor.errors import BadInput, ExportFailed
 
 # Export format by file suffix.
 FORMATS = {".zip": "zip", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+_COMPRESSED_INSIDE = frozenset({"zip", "parquet"})
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_SELECT = tuple(Filter.__annotations__)
-_FIRST_POLL = 0.1
-_MAX_POLL = 2.0
+_SELECT = (*Filter.__annotations__, "changed")
+FIRST_POLL = 0.1
+MAX_POLL = 2.0
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """What is told while an export is made and copied."""
+
+    on_status: Callable[[Json], None] | None = None
+    on_bytes: BytesProgress | None = None
 
 
 def export_spec(options: ExportOptions, to: Path | None = None) -> dict[str, Any]:
@@ -33,11 +43,13 @@ def export_spec(options: ExportOptions, to: Path | None = None) -> dict[str, Any
 
 
 def named_form(to: Path) -> dict[str, Any]:
-    """The format and compression that the name of a file implies."""
+    """The format and compression that the name of a file implies. Raises BadInput."""
     suffixes = [suffix.lower() for suffix in to.suffixes]
     compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
     if compression is not None:
         suffixes.pop()
+    if compression is not None and suffixes and FORMATS.get(suffixes[-1]) in _COMPRESSED_INSIDE:
+        raise BadInput(f"{to.name}: a {suffixes[-1]} file is compressed inside. Leave out {to.suffixes[-1]}.")
     implied = {"format": FORMATS.get(suffixes[-1]) if suffixes else None, "compression": compression}
     return {name: value for name, value in implied.items() if value is not None}
 
@@ -52,7 +64,7 @@ def part_paths(to: Path, count: int) -> list[Path]:
 
 async def wait_for_export(session: ClientSession, export_id: str, on_status: Callable[[Json], None] | None) -> Json:
     """Poll the export until it is ready, and return it. Raises ExportFailed."""
-    delay = _FIRST_POLL
+    delay = FIRST_POLL
     while True:
         export = await session.export(export_id)
         if on_status is not None:
@@ -60,9 +72,9 @@ async def wait_for_export(session: ClientSession, export_id: str, on_status: Cal
         if export["state"] == "ready":
             return export
         if export["state"] == "failed":
-            raise ExportFailed(f"The export failed: {export['error']['message']}", reason=export["error"]["code"])
+            raise refused_export(export)
         await session.io.pause(delay)
-        delay = min(_MAX_POLL, delay * 1.5)
+        delay = min(MAX_POLL, delay * 1.5)
 
 
 async def save_export(session: ClientSession, export: Json, to: Path, progress: BytesProgress | None) -> list[Path]:
@@ -74,7 +86,7 @@ async def save_export(session: ClientSession, export: Json, to: Path, progress: 
     for number, (part, path) in enumerate(zip(parts, files, strict=True)):
         part_progress = None if progress is None else partial(_report_total, progress, before, total)
         if len(parts) == 1 or not await session.io.run_blocking(_is_complete, path, part):
-            await download(session.transport, partial(_part, session, export["id"], number), path, part_progress)
+            await download(session.transport, partial(part_source, session, export["id"], number), path, part_progress)
         before += part["size"]
     if len(parts) > 1:
         text = json.dumps(await session.manifest(export["id"]), indent=1) + "\n"
@@ -82,7 +94,13 @@ async def save_export(session: ClientSession, export: Json, to: Path, progress: 
     return files
 
 
-async def _part(session: ClientSession, export_id: str, number: int) -> DownloadSource:
+def refused_export(export: Json) -> ExportFailed:
+    """The error of an export that failed."""
+    return ExportFailed(f"The export failed: {export['error']['message']}", reason=export["error"]["code"])
+
+
+async def part_source(session: ClientSession, export_id: str, number: int) -> DownloadSource:
+    """Where to download a part, counted from 0; its link may be new."""
     part = (await session.export(export_id))["parts"][number]
     return DownloadSource(part["url"], part["size"], part["sha256"])
 

@@ -5,12 +5,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from conveyor.client import bucket_exports as buckets
 from conveyor.client import data_frames as frames
 from conveyor.client import export_files as exports
+from conveyor.client import export_folder as folders
 from conveyor.client import following, submission
 from conveyor.client import result_bodies as bodies
 from conveyor.client.client_session import ClientSession
-from conveyor.client.export import AsyncExport, ExportHandle
+from conveyor.client.export import AsyncExport, ExportHandle, display_copy
 from conveyor.client.io import drive, iterate
 from conveyor.client.job_options import ExportOptions, Filter, JobOptions, rerun_choice
 from conveyor.client.job_view import JobView
@@ -56,6 +58,14 @@ class JobHandle(JobView):
         """List the invalid lines of the list, in order."""
         return iterate(self._session.invalid(self.id))
 
+    def error_groups(self, run: str | int | None = None) -> Json:
+        """Get the errors of the latest run, or of one, by code and host, with samples: {failed, retried, items}."""
+        return drive(self._session.breakdown(self.id, "errors", run))
+
+    def hosts(self, run: str | int | None = None) -> Json:
+        """Get the hosts of the latest run, or of one, with throughput, latency and errors: {items, other}."""
+        return drive(self._session.breakdown(self.id, "hosts", run))
+
     def task(self, task_id: str) -> Result:
         """Get one task."""
         return drive(self._session.task(self.id, task_id))
@@ -82,7 +92,7 @@ class JobHandle(JobView):
     ) -> list[Path]:
         """Export results to a file: the server makes it, the client downloads it and checks its sha256. The suffix sets
         the format: .zip, .jsonl, .csv or .parquet; .jsonl and .csv may be followed by .gz or .zst. Returns the paths:
-        several if `part_bytes` splits the export."""
+        several if `part_bytes` splits the export. For a directory with a file for each body, see `export_files`."""
         spec = exports.export_spec(options, Path(to))
         handle = ExportHandle(self._session, drive(self._session.create_export(self.id, spec, idempotency_key)))
         return handle.wait(progress).download(to, progress)
@@ -102,6 +112,61 @@ class JobHandle(JobView):
     def to_polars(self, progress: bool = False, **options: Unpack[ExportOptions]) -> Any:
         """As `to_arrow`, as a DataFrame of polars, which has to be installed."""
         return frames.optional("polars").from_arrow(self.to_arrow(progress, **options))
+
+    def export_files(
+        self,
+        to: str | Path,
+        overwrite: bool = False,
+        progress: bool | exports.CopyProgress = False,
+        idempotency_key: str | None = None,
+        export_id: str | None = None,
+        **options: Unpack[ExportOptions],
+    ) -> ExportHandle:
+        """Export each body as a file of its own into a directory, with a manifest.jsonl, and return the export. After
+        a failure, the same call resumes. Raises BadInput if the directory has anything else in it, unless
+        `overwrite`, which replaces an earlier export."""
+        with display_copy(progress, self.id) as copying:
+            data = drive(
+                folders.export_to_folder(
+                    self._session,
+                    self.id,
+                    Path(to),
+                    exports.export_spec(options),
+                    overwrite=overwrite,
+                    export_id=export_id,
+                    idempotency_key=idempotency_key,
+                    progress=copying,
+                )
+            )
+        return ExportHandle(self._session, data)
+
+    def export_to(
+        self,
+        to: str,
+        overwrite: bool = False,
+        progress: bool | exports.CopyProgress = False,
+        idempotency_key: str | None = None,
+        export_id: str | None = None,
+        **options: Unpack[ExportOptions],
+    ) -> buckets.BucketExport:
+        """Export results into a bucket of your own, s3://BUCKET/PREFIX/, gs:// or az://, or a directory, file:///DIR/,
+        with your own credentials; the `urls` of the files are returned. By default they are .jsonl.gz, of at most 128
+        MiB (`part_bytes`); `_manifest.json` is written last. After a failure, the same call resumes; `export_id` copies
+        an export that exists. Needs the extra `aws`. Raises BadInput if something else is there, unless `overwrite`,
+        and DestinationUnavailable."""
+        with display_copy(progress, self.id) as copying:
+            return drive(
+                buckets.export_to_prefix(
+                    self._session,
+                    self.id,
+                    to,
+                    exports.export_spec(options),
+                    overwrite=overwrite,
+                    export_id=export_id,
+                    idempotency_key=idempotency_key,
+                    progress=copying,
+                )
+            )
 
     def start_export(self, idempotency_key: str | None = None, **options: Unpack[ExportOptions]) -> ExportHandle:
         """Start an export and return at once."""
@@ -125,6 +190,7 @@ class JobHandle(JobView):
         extract_only: bool = False,
         host: str | None = None,
         indexes: Sequence[int] | None = None,
+        changed_only: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
@@ -134,11 +200,20 @@ class JobHandle(JobView):
         the job.
 
         `extract_only` makes no request: it calls the job's `extract`, or the one given here, with the stored bodies, by
-        default with all of them."""
+        default with all of them. `changed_only` asks servers for pages that have changed, by default for all: a task
+        whose page is the stored one is unchanged, and keeps its body."""
         selection = rerun_choice(
-            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes
+            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes, changed_only
         )
-        return self._update(drive(self._session.rerun(self.id, selection, options, idempotency_key, extract_only)))
+        started = self._session.rerun(self.id, selection, options, idempotency_key, extract_only, changed_only)
+        return self._update(drive(started))
+
+    def duplicate(
+        self, *, name: str | None = None, idempotency_key: str | None = None, **options: Unpack[JobOptions]
+    ) -> Self:
+        """Submit a new job with the same list and options, secrets included, and return it. Options override those of
+        this job; the name stays the same without `name`."""
+        return type(self)(self._session, drive(self._session.duplicate(self.id, name, options, idempotency_key)))
 
     def cancel(self) -> Self:
         """Cancel the job: start no more tasks. Results so far are kept; `rerun(cancelled=True)` runs the rest."""
@@ -205,6 +280,14 @@ class AsyncJob(JobView):
         """As Job.invalid_lines."""
         return self._session.invalid(self.id)
 
+    async def error_groups(self, run: str | int | None = None) -> Json:
+        """As Job.error_groups."""
+        return await self._session.breakdown(self.id, "errors", run)
+
+    async def hosts(self, run: str | int | None = None) -> Json:
+        """As Job.hosts."""
+        return await self._session.breakdown(self.id, "hosts", run)
+
     async def task(self, task_id: str) -> Result:
         """As Job.task."""
         return await self._session.task(self.id, task_id)
@@ -250,6 +333,51 @@ class AsyncJob(JobView):
         """As Job.to_polars."""
         return frames.optional("polars").from_arrow(await self.to_arrow(progress, **options))
 
+    async def export_files(
+        self,
+        to: str | Path,
+        overwrite: bool = False,
+        progress: bool | exports.CopyProgress = False,
+        idempotency_key: str | None = None,
+        export_id: str | None = None,
+        **options: Unpack[ExportOptions],
+    ) -> AsyncExport:
+        """As Job.export_files."""
+        with display_copy(progress, self.id) as copying:
+            data = await folders.export_to_folder(
+                self._session,
+                self.id,
+                Path(to),
+                exports.export_spec(options),
+                overwrite=overwrite,
+                export_id=export_id,
+                idempotency_key=idempotency_key,
+                progress=copying,
+            )
+        return AsyncExport(self._session, data)
+
+    async def export_to(
+        self,
+        to: str,
+        overwrite: bool = False,
+        progress: bool | exports.CopyProgress = False,
+        idempotency_key: str | None = None,
+        export_id: str | None = None,
+        **options: Unpack[ExportOptions],
+    ) -> buckets.BucketExport:
+        """As Job.export_to."""
+        with display_copy(progress, self.id) as copying:
+            return await buckets.export_to_prefix(
+                self._session,
+                self.id,
+                to,
+                exports.export_spec(options),
+                overwrite=overwrite,
+                export_id=export_id,
+                idempotency_key=idempotency_key,
+                progress=copying,
+            )
+
     async def start_export(self, idempotency_key: str | None = None, **options: Unpack[ExportOptions]) -> AsyncExport:
         """As Job.start_export."""
         spec = exports.export_spec(options)
@@ -273,14 +401,22 @@ class AsyncJob(JobView):
         extract_only: bool = False,
         host: str | None = None,
         indexes: Sequence[int] | None = None,
+        changed_only: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """As Job.rerun."""
         selection = rerun_choice(
-            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes
+            failed, cancelled, all, error_code, http_status, tag, damaged, extract_only, host, indexes, changed_only
         )
-        return self._update(await self._session.rerun(self.id, selection, options, idempotency_key, extract_only))
+        started = self._session.rerun(self.id, selection, options, idempotency_key, extract_only, changed_only)
+        return self._update(await started)
+
+    async def duplicate(
+        self, *, name: str | None = None, idempotency_key: str | None = None, **options: Unpack[JobOptions]
+    ) -> Self:
+        """As Job.duplicate."""
+        return type(self)(self._session, await self._session.duplicate(self.id, name, options, idempotency_key))
 
     async def cancel(self) -> Self:
         """As Job.cancel."""

@@ -27,12 +27,23 @@ class BackoffOptions(TypedDict, total=False):
     jitter: bool
 
 
-class GatewayOptions(TypedDict, total=False):
-    """Fetch through a proxy, or an API gateway given as a template with {url}."""
+class PooledGatewayOptions(TypedDict, total=False):
+    """One gateway of a pool, which gets requests in proportion to its weight."""
 
     proxy: str | None
     url: str | None
     headers: Mapping[str, str]
+    weight: int
+
+
+class GatewayOptions(TypedDict, total=False):
+    """Fetch through a proxy, or an API gateway given as a template with {url}; or through one of a pool of them."""
+
+    proxy: str | None
+    url: str | None
+    headers: Mapping[str, str]
+    pool: Sequence[PooledGatewayOptions]
+    sticky: Literal["host"] | None
 
 
 class FailureThresholdOptions(TypedDict, total=False):
@@ -131,9 +142,11 @@ class JobOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     success_statuses: Sequence[int]
     gateway: GatewayOptions | None
+    robots: Literal["obey", "ignore"] | None
     handler: str | None
     extract: str | None
     keep_bodies: bool
+    changed_from: str | None
     download: DownloadOptions
     export: ExportApiOptions | None
     priority: int
@@ -167,6 +180,8 @@ class ExportOptions(Filter, total=False):
     names: str | None
     # Export the results so far while the job is still running.
     partial: bool
+    # Only tasks of the latest run, or of `run`, that succeeded with another body than before.
+    changed: bool
 
 
 def rerun_choice(
@@ -180,9 +195,10 @@ def rerun_choice(
     extract_only: bool = False,
     host: str | None = None,
     indexes: Sequence[int] | None = None,
+    changed_only: bool = False,
 ) -> str | dict[str, Any]:
-    """Make the `select` of POST /v1/jobs/{id}/rerun: by default failed tasks, or all that can be extracted from. Raises
-    BadInput."""
+    """Make the `select` of POST /v1/jobs/{id}/rerun: by default failed tasks, or all that can be extracted from or
+    compared. Raises BadInput."""
     conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag, "host": host}
     if indexes is not None and not indexes:
         raise BadInput("`indexes` is empty. Name at least one task, or leave it out.")
@@ -197,5 +213,5 @@ def rerun_choice(
     if extract_only and not conditions and statuses == ["failed"]:
         # Those whose extraction failed; the others have nothing to extract from.
         return "failed"
-    default = "all" if extract_only else "failed"
+    default = "all" if extract_only or changed_only else "failed"
     return {**conditions, **({"status": statuses} if statuses else {})} or default

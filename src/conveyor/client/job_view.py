@@ -74,6 +74,11 @@ class JobView:
         return self._count("cancelled")
 
     @property
+    def unchanged(self) -> int:
+        """Number of succeeded tasks with the body of an earlier run, after a rerun with `changed_only`."""
+        return self._count("unchanged")
+
+    @property
     def done(self) -> int:
         """Number of finished tasks: succeeded, failed or cancelled."""
         return self.succeeded + self.failed + self.cancelled
@@ -101,6 +106,7 @@ class JobView:
     def summary(self) -> str:
         """The status as one line."""
         parts = [self.state, self._progress()]
+        parts += [f"{text.count(self.unchanged)} unchanged"] if self.unchanged else []
         parts += [f"{text.count(number)} {word}" for word, number in self._problems()]
         waiting = self.data.get("waiting")
         if not self.ended:

@@ -14,12 +14,12 @@ from typing import IO, Any, TypeAlias
 import msgspec
 
 from conveyor.client.io import Io
-from conveyor.client.s3_objects import S3Object, is_object, open_object
+from conveyor.client.list_objects import ListObject, is_object, open_object
 from conveyor.client.upload_file import measure
 from conveyor.errors import BadInput, InvalidField, ListUnreadable, NoTasks
 from conveyor.model import format_from_name
 
-# An iterable of tasks, or a file with tasks. A string is the path of a file, or s3://BUCKET/KEY.
+# An iterable of tasks, or a file with tasks. A string is the path of a file, or s3://BUCKET/KEY (gs://, az://).
 Tasks: TypeAlias = Iterable[Any] | AsyncIterable[Any] | str | os.PathLike[str] | IO[bytes] | IO[str]
 
 # Limits of the server for tasks in the request itself.
@@ -53,14 +53,14 @@ class ListFile:
 
 @asynccontextmanager
 async def collect_tasks(
-    io: Io, tasks: Tasks | S3Object, as_file: bool = False
+    io: Io, tasks: Tasks | ListObject, as_file: bool = False
 ) -> AsyncIterator[InlineTasks | ListFile]:
     """Yield the collected list. A temporary file is removed after the block. `as_file`: make a file even of a few
     tasks. Raises BadInput."""
     form = None
     if isinstance(tasks, str) and is_object(tasks):
         tasks = await io.run_blocking(open_object, tasks)
-    if isinstance(tasks, S3Object):
+    if isinstance(tasks, ListObject):
         form = format_from_name(tasks.url)
     if isinstance(tasks, str | os.PathLike):
         yield await io.run_blocking(_measure_file, tasks)
@@ -81,7 +81,7 @@ async def collect_tasks(
             yield spool.inline() or spool.file("jsonl")
     finally:
         await io.run_blocking(spool.close)
-        if isinstance(tasks, S3Object):
+        if isinstance(tasks, ListObject):
             await io.run_blocking(tasks.close)
 
 

@@ -24,6 +24,8 @@ class Result(ApiValue, frozen=True):
     input: Any
     # pending, succeeded, failed or cancelled.
     status: str
+    # It succeeded with the body of an earlier run, which its run compared it with.
+    unchanged: bool = False
     attempts: int = 0
     http_status: int | None = None
     error: TaskError | None = None
@@ -66,6 +68,8 @@ class FinishedCounts(ApiValue, frozen=True):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    # Some of the succeeded ones.
+    unchanged: int = 0
 
 
 class JobProgress(ApiValue, frozen=True):

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from conveyor.client.client_session import ClientSession, new_key
+from conveyor.client.list_objects import is_object, is_servers, open_object
 from conveyor.client.list_parts import send_parts
 from conveyor.client.lists import InlineTasks, ListFile, Tasks, collect_tasks, is_file, json_lines
 from conveyor.client.resources import RemoteList, Upload
-from conveyor.client.s3_objects import is_object, open_object
 from conveyor.client.transport import Json, path_of
 from conveyor.client.upload_file import BytesProgress, FileBody
 from conveyor.errors import BadInput, ConveyorError, ListChanged, SourceRefused, UnknownField
@@ -44,7 +44,8 @@ async def submit(
         tasks = RemoteList(tasks, format=format_from_name(tasks))
     if isinstance(tasks, RemoteList):
         try:
-            return await session.create_job({**spec, "source": {**tasks.source(), **form}}, key)
+            if is_servers(tasks.url) or not is_object(tasks.url):
+                return await session.create_job({**spec, "source": {**tasks.source(), **form}}, key)
         except (SourceRefused, UnknownField):
             # The server does not read from this bucket, or is too old to read from any.
             if not is_object(tasks.url):

@@ -139,6 +139,9 @@ class Breakers:
         """Return the target's breaker; None if it is closed."""
         return self._open.get(key)
 
+    def now(self) -> float:
+        return self._clock.now()
+
     def wait_of(self, state: BreakerState) -> float:
         """Return how long a task waits for a breaker that is open, or that it may not probe yet."""
         left = state.until - self._clock.now()

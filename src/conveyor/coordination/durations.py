@@ -30,9 +30,28 @@ class TaskTime(msgspec.Struct, frozen=True):
     p95: float
 
 
+def steps_of(seconds: Iterable[float]) -> list[int]:
+    """The bucket of each duration."""
+    return [bisect_left(_BOUNDS, duration) for duration in seconds]
+
+
+def seconds_of_step(step: int) -> float:
+    """About how long what is in this bucket took."""
+    return float(f"{_FIRST * _GROWTH**step:.3g}")
+
+
+def percentile(steps: Iterable[tuple[int, int]], share: float) -> float:
+    """The percentile of a histogram that is not empty: pairs of bucket and count, in order."""
+    pairs = list(steps)
+    below = itertools.accumulate(count for _, count in pairs)
+    wanted = share * sum(count for _, count in pairs)
+    step = next(step for (step, _), number in zip(pairs, below, strict=True) if number >= wanted)
+    return seconds_of_step(step)
+
+
 async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iterable[float]) -> None:
     """Add durations. A coordinator that fails is logged and not raised: the caller has more to do."""
-    counts = Counter([bisect_left(_BOUNDS, duration) for duration in seconds if duration > 0])
+    counts = Counter(steps_of(duration for duration in seconds if duration > 0))
     steps = {str(step): count for step, count in counts.items()}
     try:
         if steps:
@@ -43,13 +62,13 @@ async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iter
 
 async def read_histogram(coordinator: Coordinator, run_id: RunId) -> list[tuple[float, int]]:
     """Return the buckets: seconds, and how many tasks took about that long; the shortest first."""
-    return [(_seconds(step), count) for step, count in await _steps(coordinator, run_id)]
+    return [(seconds_of_step(step), count) for step, count in await _steps(coordinator, run_id)]
 
 
 async def task_time(coordinator: Coordinator, run_id: RunId) -> TaskTime | None:
     """Return the percentiles of a run; None if it has no durations."""
     steps = await _steps(coordinator, run_id)
-    return TaskTime(_quantile(steps, 0.5), _quantile(steps, 0.95)) if steps else None
+    return TaskTime(percentile(steps, 0.5), percentile(steps, 0.95)) if steps else None
 
 
 async def mean_seconds(coordinator: Coordinator, run_id: RunId) -> float | None:
@@ -66,14 +85,3 @@ async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int
 
 def _name(run_id: RunId) -> str:
     return f"durations:{run_id}"
-
-
-def _quantile(steps: list[tuple[int, int]], share: float) -> float:
-    below = itertools.accumulate(count for _, count in steps)
-    wanted = share * sum(count for _, count in steps)
-    step = next(step for (step, _), number in zip(steps, below, strict=True) if number >= wanted)
-    return _seconds(step)
-
-
-def _seconds(step: int) -> float:
-    return float(f"{_FIRST * _GROWTH**step:.3g}")

@@ -43,6 +43,9 @@ class FailOpen:
     async def permits_in_use(self, semaphore: str) -> int:
         return await self._open(lambda: self._coordinator.permits_in_use(semaphore), 0)
 
+    async def permits_in_use_of(self, semaphores: Sequence[str]) -> list[int]:
+        return await self._open(lambda: self._coordinator.permits_in_use_of(semaphores), [0] * len(semaphores))
+
     async def add_counters(
         self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None
     ) -> dict[str, int]:

@@ -1,16 +1,21 @@
 """Pace: how many requests one tenant makes to one host at once, found by watching how the host responds.
 
-It begins with a few and doubles with each round trip (slow start), then grows by a few, while the mean latency stays
-flat. Latency that rises with the number of requests shrinks it, and so do 429, 503, timeouts and failed connections,
-which also leave a ceiling: a while passes before the pace goes there again. Retry-After pauses the host; after a pause
-it begins with a fraction.
+It begins with a few and doubles with each round trip (slow start), then grows by a few, while latency stays flat.
+Latency that rises with the number of requests shrinks it, and so do 429, and 503, timeouts and failed connections that
+become more frequent with it; these also leave a ceiling: a while passes before the pace goes there again. Retry-After
+with 429, or of many at once, pauses the host; after a pause it begins with a fraction.
+
+Some pages fail or are slow whatever the load, and must not slow down the others. So the latency of a round trip is a
+low quantile, which a few slow pages do not move; failures are compared with those of the round trips before; and if
+neither gets better by shrinking, the limit is restored, and what is left counts as the pages' own.
 
 Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share.
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
+from collections.abc import Sequence
 from itertools import islice
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Protocol
 
 # Requests at once to a host that nothing is known of.
@@ -21,9 +26,18 @@ _FLAT_RATIO = 1.2
 _FLAT_SECONDS = 0.01
 # Growth for each round trip after the slow start, as a share of the limit.
 _GROWTH = 0.05
+# The latency of a round trip: what this share of its attempts stay below.
+_QUANTILE = 1 / 3
+# Two quantiles half of the attempts apart around it, and by how many of its standard errors it may be higher by chance.
+_LOWER, _UPPER = _QUANTILE - 0.25, _QUANTILE + 0.25
+_ERRORS = 2.0
+# Attempts over which it is averaged, where round trips have fewer; and how much of the way the latency without load
+# follows one that is higher and flat.
+_AVERAGED = 24
+_DRIFT = 0.02
 # Factors of the limit after latency rose and after requests failed, and of the ceiling after a pause.
 _SMALLEST_SHRINK, _LARGEST_SHRINK = 0.85, 0.5
-_AFTER_FAILURE = 0.75
+_AFTER_FAILURE, _AFTER_MANY = 0.75, 0.5
 _AFTER_PAUSE = 0.25
 # Rising latency alone never shrinks the limit below this.
 _LEAST_BY_LATENCY = 4
@@ -33,12 +47,25 @@ _VAIN_SHRINKS = 3
 # How close to the ceiling the limit grows.
 _BELOW_CEILING = 0.95
 # After how many seconds the limit may pass the ceiling, at first; each time in vain doubles that, up to the last.
-_FAILURE_PAUSES, _LATENCY_PAUSES = (5.0, 300.0), (1.0, 8.0)
+_FAILURE_PAUSES, _LATENCY_PAUSES = (0.25, 300.0), (1.0, 8.0)
+# After failures, these many round trips at first if that is longer.
+_FAILURE_ROUNDS = 20
+# A limit so far above the ceiling shows that there is none.
+_ABOVE_CEILING = 1.15
 # A ceiling up to this much higher than the one before is the same one.
 _SAME_CEILING = 1.5
-# Timeouts and failed connections count from this share of a round trip on, and if there are two: one URL may be dead.
-_FAILED_SHARE = 0.05
-_FAILED_LEAST = 2
+# Failures beyond those that the round trips before let expect are added up, less half a standard deviation for each
+# round trip. Too many are this many, and this many standard deviations.
+_SLACK, _TOO_MANY, _DEVIATIONS = 0.5, 3.0, 3.0
+# Failures and attempts that an unknown host starts with, and the largest number of attempts that counts.
+_PRIOR_FAILED, _PRIOR_COUNT = 0.2, 10.0
+_LARGEST_COUNT = 1000.0
+# A host is overloaded, and the round trip over, once this share of the limit and this number of attempts failed.
+_MANY_SHARE = 0.5
+_MANY_LEAST = 6
+# If this share of the failures is left after this number of falls in a row, the number of requests was not the cause.
+_FAILURES_LEFT = 0.7
+_VAIN_FALLS = 4
 # Attempts in a round trip, at least; and how much of the limit must be in use for the limit to grow.
 _LEAST_ROUND = 4
 _IN_USE = 0.8
@@ -71,15 +98,22 @@ class HostPace:
 
     __slots__ = (
         "_before",
-        "_count",
+        "_excess",
         "_failed",
+        "_falls",
+        "_first_share",
+        "_is_fresh",
+        "_past_count",
+        "_past_failed",
         "_peak",
         "_probe_pause",
+        "_restored",
+        "_retry_after",
         "_running",
+        "_seconds",
         "_settled_at",
         "_stale",
         "_threshold",
-        "_total",
         "_vain",
         "base",
         "ceiling",
@@ -111,15 +145,27 @@ class HostPace:
         self.ceiling = inf
         self.probe_at = 0.0
         self._probe_pause = 0.0
-        # Mean latency of the last round trip, and the latency without load.
+        # Latency of the last round trip, and the latency without load.
         self.latency = 0.0
         self.base = inf
+        # Whether the next round trip has a latency of its own, because the limit has changed much.
+        self._is_fresh = True
         # Below this the limit doubles.
         self._threshold = inf
-        # The round trip so far.
-        self._count = 0
-        self._total = 0.0
+        # The round trip so far: latencies of what was answered, how many failed, and their longest Retry-After.
+        self._seconds: list[float] = []
         self._failed = 0
+        self._retry_after = 0.0
+        # Attempts and failures of the round trips before, at this limit or lower ones; the last ones count more.
+        self._past_count = _PRIOR_COUNT
+        self._past_failed = _PRIOR_FAILED
+        # Failures beyond what those let expect.
+        self._excess = 0.0
+        # Falls in a row, and the share of failures before the first of them.
+        self._falls = 0
+        self._first_share = 0.0
+        # The limit and the threshold before the first of several shrinks or falls.
+        self._restored = (float(START), inf)
         # The most that were in flight, as far as they could run, and the most that ran at once.
         self._peak = 0
         self._running = 0
@@ -200,23 +246,18 @@ class HostPace:
             self._grow(now)
             self.wake(now)
 
-    def learn(self, count: int, seconds: float, now: float) -> None:
-        """Learn from attempts that were answered; `seconds` is the sum of their latencies."""
+    def learn(self, seconds: Sequence[float], now: float) -> None:
+        """Learn from attempts that were answered, with the seconds that each took."""
         self.used_at = now
-        stale = min(count, self._stale)
+        stale = min(len(seconds), self._stale)
         if stale:
             self._stale -= stale
-            if stale == count:
-                return
-            seconds *= (count - stale) / count
-            count -= stale
-        self._count += count
-        self._total += seconds
-        if self._count >= max(_LEAST_ROUND, int(self.limit)):
-            self._end_round(now)
+            seconds = seconds[stale:]
+        self._seconds += seconds
+        self._end_if_over(now)
 
     def refuse(self, now: float, retry_after: float | None = None) -> None:
-        """An attempt was answered with 429 or 503."""
+        """An attempt was answered with 429, which is about the number of requests; its Retry-After about the host."""
         self.used_at = now
         if self._stale > 0:
             self._stale -= 1
@@ -225,15 +266,15 @@ class HostPace:
         if retry_after is not None and retry_after > 0:
             self.pause(now + min(retry_after, MAX_PAUSE))
 
-    def fail(self, now: float) -> None:
-        """An attempt timed out, or the connection failed."""
+    def fail(self, now: float, retry_after: float | None = None) -> None:
+        """An attempt was answered with 503, timed out, or had no connection: because of the load, or of its URL."""
         self.used_at = now
         if self._stale > 0:
             self._stale -= 1
             return
         self._failed += 1
-        if self._failed >= max(_FAILED_LEAST, _FAILED_SHARE * self.limit):
-            self._fall(now)
+        self._retry_after = max(self._retry_after, retry_after or 0.0)
+        self._end_if_over(now)
 
     def pause(self, until: float) -> None:
         """Send nothing up to this time, and then begin with a fraction."""
@@ -254,51 +295,121 @@ class HostPace:
             self._threshold = max(1.0, threshold)
             self._set(max(1.0, min(limit, LARGEST)))
 
+    def _end_if_over(self, now: float) -> None:
+        attempts = len(self._seconds) + self._failed
+        if attempts >= max(_LEAST_ROUND, int(self.limit)) or self._failed >= max(_MANY_LEAST, _MANY_SHARE * self.limit):
+            self._end_round(now)
+
     def _end_round(self, now: float) -> None:
-        mean = self.latency = self._total / self._count
         self.is_new, self.is_changed = False, True
         self._settled_at = now
-        if mean < self.base:
+        if self._is_overload():
+            self._end_overload(now)
+            return
+        self._falls = 0
+        self._note_past(len(self._seconds), self._failed)
+        if self._seconds:
+            self._end_flat_or_slow(now)
+        self._begin_round()
+
+    def _is_overload(self) -> bool:
+        """Whether more failed, in this round trip or in the last few, than those before let expect."""
+        expected = (len(self._seconds) + self._failed) * self._past_failed / self._past_count
+        deviation = sqrt(expected)
+        self._excess = max(0.0, self._excess + self._failed - expected - _SLACK * deviation)
+        return self._excess > _TOO_MANY + _DEVIATIONS * deviation
+
+    def _end_overload(self, now: float) -> None:
+        """Too many failed: lower the limit, unless that did not help before."""
+        failed, count = self._failed, self._failed + len(self._seconds)
+        if self._falls == 0:
+            self._first_share, self._restored = failed / count, (self.limit, self._threshold)
+        if self._falls >= _VAIN_FALLS and failed / count >= self._first_share * _FAILURES_LEFT:
+            self._past_count, self._past_failed = _PRIOR_COUNT, _PRIOR_COUNT * failed / count
+            self._falls = 0
+            self._restore()
+            self._begin_round()
+            return
+        self._falls += 1
+        # One of them may be about its URL alone.
+        retry_after = self._retry_after if failed >= max(_MANY_LEAST, _MANY_SHARE * count) else 0.0
+        is_first = self._falls == 1
+        self._fall(now, _AFTER_FAILURE if is_first else max(_AFTER_MANY, min(_AFTER_FAILURE, 1 - failed / count)))
+        if retry_after > 0:
+            self.pause(now + min(retry_after, MAX_PAUSE))
+
+    def _note_past(self, answered: int, failed: int) -> None:
+        count = self._past_count + answered + failed
+        fade = min(1.0, _LARGEST_COUNT / count)
+        self._past_count = count * fade
+        self._past_failed = (self._past_failed + failed) * fade
+
+    def _end_flat_or_slow(self, now: float) -> None:
+        """Grow if latency was flat; shrink if it rose, unless that did not help before."""
+        seconds = sorted(self._seconds)
+        count = len(seconds)
+        latency = seconds[int(count * _QUANTILE)]
+        # How far it may be off by chance, from how far the latencies around it are apart.
+        spread = seconds[int(count * _UPPER)] - seconds[int(count * _LOWER)]
+        error = 2 * spread * sqrt(_QUANTILE * (1 - _QUANTILE) / count)
+        weight = 1.0 if self._is_fresh else min(1.0, count / _AVERAGED)
+        latency = self.latency = self.latency + weight * (latency - self.latency)
+        self._is_fresh = False
+        if latency < self.base:
             # Half of the way: a round trip may be short by chance, and the first ones have connections to open.
-            self.base = mean if self.base == inf else (self.base + mean) / 2
-        if mean <= self._allowed():
+            self.base = latency if self.base == inf else (self.base + latency) / 2
+        if latency <= max(self._allowed(), self.base + _ERRORS * error):
+            self.base += _DRIFT * (latency - self.base)
             self._before, self._vain = 0.0, 0
             if self._is_full():
                 self._grow(now)
-        else:
-            self._vain = self._vain + 1 if self._before and mean >= self._before * _NOT_THE_CAUSE else 0
-            if self._vain >= _VAIN_SHRINKS or (self._vain and self.limit <= _LEAST_BY_LATENCY):
-                self.base, self._before, self._vain, self.ceiling, self.probe_at = mean, 0.0, 0, inf, 0.0
-            else:
-                self._shrink(mean, now)
-        self._begin_round()
+            return
+        self._vain = self._vain + 1 if self._before and latency >= self._before * _NOT_THE_CAUSE else 0
+        if self._vain >= _VAIN_SHRINKS or (self._vain and self.limit <= _LEAST_BY_LATENCY):
+            self.base, self._before, self._vain = latency, 0.0, 0
+            self._restore()
+            return
+        if not self._before:
+            self._restored = self.limit, self._threshold
+        self._shrink(latency, now)
+
+    def _restore(self) -> None:
+        """Shrinking was in vain."""
+        limit, self._threshold = self._restored
+        self.ceiling, self.probe_at = inf, 0.0
+        self._set(max(self.limit, limit))
 
     def _allowed(self) -> float:
         """The latency up to which it is flat."""
         return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS)
 
     def _grow(self, now: float) -> None:
+        if self.limit > self.ceiling * _ABOVE_CEILING:
+            self.ceiling, self._probe_pause = inf, 0.0
         if self.limit < self._threshold:
             limit = min(self.limit * 2, max(self._threshold, self.limit + 1))
+            # The next round trip is of those that begin now: the others met half of the load.
+            self._stale, self._is_fresh = self.in_flight, True
         else:
             limit = self.limit + max(1.0, self.limit * _GROWTH)
         if now < self.probe_at:
             limit = min(limit, self.ceiling * _BELOW_CEILING)
         self._set(max(min(limit, LARGEST), self.limit))
 
-    def _shrink(self, mean: float, now: float) -> None:
+    def _shrink(self, latency: float, now: float) -> None:
         """Latency rises with the number of requests."""
-        self._before = mean
-        self._lower(max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, self._allowed() / mean)), _LEAST_BY_LATENCY)
+        self._before = latency
+        self._lower(max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, self._allowed() / latency)), _LEAST_BY_LATENCY)
         self._wait_to_probe(now, *_LATENCY_PAUSES)
 
-    def _fall(self, now: float) -> None:
+    def _fall(self, now: float, factor: float = _AFTER_FAILURE) -> None:
         """Requests failed."""
-        self._before, self._vain = 0.0, 0
+        self._before, self._vain, self._excess = 0.0, 0, 0.0
         self._settled_at = now
-        self._lower(_AFTER_FAILURE, 1)
+        self._lower(factor, 1)
         self._begin_round()
-        self._wait_to_probe(now, *_FAILURE_PAUSES)
+        first, last = _FAILURE_PAUSES
+        self._wait_to_probe(now, max(first, _FAILURE_ROUNDS * self.latency), last)
 
     def _lower(self, factor: float, least: int) -> None:
         """Lower the limit from what was in use, and remember that as the ceiling."""
@@ -308,6 +419,7 @@ class HostPace:
         self.ceiling = float(used)
         self._set(min(self.limit, max(float(least), used * factor)))
         self._threshold = self.limit
+        self._is_fresh = True
         self._make_stale()
 
     def _wait_to_probe(self, now: float, first: float, last: float) -> None:
@@ -315,7 +427,7 @@ class HostPace:
         self.probe_at = now + self._probe_pause
 
     def _begin_round(self) -> None:
-        self._count, self._total, self._failed = 0, 0.0, 0
+        self._seconds, self._failed, self._retry_after = [], 0, 0.0
         self._peak = self._running = 0
         self._note_peak()
 

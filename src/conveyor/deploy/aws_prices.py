@@ -45,7 +45,7 @@ SPOT_SHARE = 0.4
 SECRET, ALARM, METRIC, DASHBOARD = 0.40, 0.10, 0.30, 3.00
 
 # A million small tasks with a body each, over their whole life, as `python -m bench aws` counts them.
-MILLION_TASKS = {"writing and running": 1.49, "14 days of storage": 0.09, "deletion": 0.65}
+MILLION_TASKS = {"writing and running": 1.42, "14 days of storage": 0.07, "deletion": 0.65}
 # What a million pages of half a second keep a worker with 100 slots busy.
 MILLION_WORKER_HOURS = 83 / 60
 

@@ -166,6 +166,9 @@ class Clients:
             .brotli(False)
             .zstd(False)
             .deflate(False)
+            # As browsers and curl take them: old servers fold long headers, or leave a space before the colon.
+            .http1_allow_obsolete_multiline_headers_in_responses(True)
+            .http1_allow_spaces_after_header_name_in_responses(True)
         )
         if self._streaming:
             builder = builder.read_timeout(timedelta(seconds=STREAM_SILENCE))

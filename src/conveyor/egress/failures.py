@@ -17,6 +17,8 @@ messages contain no URL, because queries and userinfo contain secrets.
 | too_many_redirects | more than `max_redirects` |
 | body_too_large | the decoded body is larger than `max_body_bytes` |
 | gateway_failed | the gateway could not be reached, or could not reach the target |
+| blocked_by_robots | robots.txt disallows the URL (robots.py) |
+| robots_unavailable | robots.txt could not be read: the task waits, and no attempt is spent |
 | http_<status> | the target answered with a status that is not a success |
 | too_many_open_files | this process has no file descriptor left: the task waits, and no attempt is spent |
 | internal | an error inside Conveyor |

@@ -20,10 +20,23 @@ def is_small_and_plain(head: ResponseHead, method: str, limit: int) -> bool:
     """Whether the body, as nearly every one, needs no decoder and no budget: `response.bytes()` is what `read_body`
     would return, without another coroutine."""
     fields = head.fields
-    length = fields.get("content-length")
+    length = declared_length(head)
     if length is None or "content-encoding" in fields or "transfer-encoding" in fields or method == "HEAD":
         return False
-    return int(length) <= min(SMALL, limit)
+    return length <= min(SMALL, limit)
+
+
+def declared_length(head: ResponseHead) -> int | None:
+    """What Content-Length declares; None if there is none. The client has checked it, and enforces it."""
+    text = head.fields.get("content-length")
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        # A list of equal numbers (RFC 9112, 6.3), which the client accepts.
+        first = text.partition(",")[0].strip()
+        return int(first) if first.isdecimal() else None
 
 
 async def read_body(
@@ -33,9 +46,11 @@ async def read_body(
     codings = codings_of(head)
     if codings:
         return await _read_decoded(response, head, codings, limit, budget)
-    if not _declares_at_most(head, method, limit):
+    length = declared_length(head)
+    if length is None or method == "HEAD":
         return await _read_counted(response, limit, budget)
-    length = int(head.fields["content-length"])
+    if length > limit:
+        raise _too_large(limit, head.status)
     if length <= SMALL or budget is None:
         return (await response.bytes()).to_bytes()
     async with budget.taking(length):
@@ -61,22 +76,12 @@ async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str], ma
     decoder.finish()
 
 
-def _declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
-    """Whether Content-Length declares a body within the limit. Raises Failure if it declares more. The client enforces
-    the declared length."""
-    declared = head.fields.get("content-length")
-    if declared is None or method == "HEAD":
-        return False
-    if int(declared) > limit:
-        raise _too_large(limit, head.status)
-    return True
-
-
 async def _read_decoded(
     response: Response, head: ResponseHead, codings: Sequence[str], limit: int, budget: BodyBudget | None
 ) -> bytes:
     encoded = raw_pieces(response)
-    if int(head.fields.get("content-length", PIECE)) < PIECE:
+    length = declared_length(head)
+    if length is not None and length < PIECE:
         # Most bodies: one piece, encoded and decoded.
         sent = (await response.bytes()).to_bytes()
         body = _decode_small(sent, codings, limit)

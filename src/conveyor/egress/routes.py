@@ -1,6 +1,7 @@
 """Routes: direct, through a proxy, or through an API gateway. A route gets the next request, lets the guard check its
 target, and returns the client and the URL to send it to."""
 
+from collections.abc import Hashable
 from typing import Protocol
 from urllib.parse import quote, unquote
 
@@ -12,7 +13,7 @@ from conveyor.egress import clients
 from conveyor.egress.clients import Clients, Pin
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import TargetGuard, ip_literal
-from conveyor.model import Gateway
+from conveyor.model import Gateway, PooledGateway
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False):
@@ -29,6 +30,8 @@ class Route(Protocol):
 
     # Codes of failures (failures.py) that are the gateway's, because the request connects to it.
     gateway_codes: frozenset[str]
+    # Routes with the same scope reach the same sites in the same way.
+    scope: Hashable
 
     def unwrap(self, location: str) -> str:
         """The Location of a redirect as the target meant it: some gateways put their own URL around it."""
@@ -45,6 +48,7 @@ class Free:
     """Directly to any target: the operator allows private ones."""
 
     gateway_codes: frozenset[str] = frozenset()
+    scope: Hashable = None
 
     def __init__(self, cache: Clients) -> None:
         self._clients = cache
@@ -63,6 +67,7 @@ class Direct:
     """Directly to the target, at the address that the guard has checked."""
 
     gateway_codes: frozenset[str] = frozenset()
+    scope: Hashable = None
 
     def __init__(self, cache: Clients, guard: TargetGuard) -> None:
         self._clients = cache
@@ -117,6 +122,7 @@ class ThroughProxy:
         self._parsed = Url(gateway.proxy)
         self._host = self._parsed.host_str or ""
         self._headers = tuple(gateway.headers.items())
+        self.scope: Hashable = (gateway.proxy, self._headers)
         self._trusted = trusted
 
     def unwrap(self, location: str) -> str:
@@ -152,6 +158,7 @@ class ThroughTemplate:
         self._direct = Direct(cache, guard)
         self._template = gateway.url
         self._headers = tuple(gateway.headers.items())
+        self.scope: Hashable = (gateway.url, self._headers)
         self._trusted = trusted
         before, _, self._after = gateway.url.partition("{url}")
         # A gateway that rewrites redirects leads to itself, by its whole URL or by its path.
@@ -193,8 +200,16 @@ def route_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, tru
     return ThroughTemplate(cache, guard, gateway, trusted=trusted)
 
 
+def routes_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, trusted: bool) -> tuple[Route, ...]:
+    """The route through each gateway of a pool; one route if there is no pool."""
+    members = (None,) if gateway is None else gateway.members
+    return tuple(route_of(member, cache, guard, trusted=trusted) for member in members)
+
+
 def operator_gateway(text: str | None) -> Gateway | None:
-    """The gateway that CONVEYOR_GATEWAY names: a URL template with {url}, or a proxy."""
+    """The gateway that CONVEYOR_GATEWAY names: a URL template with {url}, or a proxy; or several, with blanks between
+    them."""
     if text is None:
         return None
-    return Gateway(url=text) if "{url}" in text else Gateway(proxy=text)
+    pool = [PooledGateway(url=url) if "{url}" in url else PooledGateway(proxy=url) for url in text.split()]
+    return Gateway(pool[0].proxy, pool[0].url) if len(pool) == 1 else Gateway(pool=pool)

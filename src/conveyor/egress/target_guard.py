@@ -33,7 +33,8 @@ MAX_HOST_LENGTH = 253
 LOOKUP_THREADS = 32
 _SCHEMES = ("http://", "https://")
 # example.com/a, www.example.com:8080
-_LIKE_A_HOST = re.compile(r"(?:[\w-]+\.)+[a-zA-Z]{2,}(?:[:/?#]|$)")
+_LIKE_A_HOST = re.compile(r"(?:(?:[\w-]+\.)+[a-zA-Z]{2,}|\d{1,3}(?:\.\d{1,3}){3})(?:[:/?#]|$)")
+_NO_SCHEME = "relative URL without a base"
 _AUTHORITY = re.compile(r"https?://[^/\\]", re.IGNORECASE)
 
 
@@ -66,7 +67,9 @@ def parse_url(text: str) -> Url:
     try:
         url = Url(text)
     except ValueError as error:
-        reason = "https:// is missing" if _LIKE_A_HOST.match(text) else str(error)
+        reason = str(error).replace(_NO_SCHEME, "it must begin with http:// or https://")
+        if _LIKE_A_HOST.match(text):
+            reason = "https:// is missing"
         raise BadUrl(f"not a URL: {reason}") from None
     problem = _url_problem(url, text)
     if problem is not None:

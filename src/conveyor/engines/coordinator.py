@@ -66,6 +66,9 @@ class Coordinator(ReadyIndex, Protocol):
     async def permits_in_use(self, semaphore: str) -> int:
         """The number of permits that all holders have."""
 
+    async def permits_in_use_of(self, semaphores: Sequence[str]) -> list[int]:
+        """As `permits_in_use` for each of these semaphores, in one round trip."""
+
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
         """GCRA: reserve `count` passes at `rate` per second. Returns how many seconds to wait before using them. If
         that is above `within`, and only then, nothing is reserved."""

@@ -38,6 +38,10 @@ class JobRecords(Protocol):
     async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
         """Replace the options of a job if it still has this version, and add one to the version."""
 
+    async def keep_job(self, tenant: TenantId, job_id: JobId, until: float) -> bool:
+        """Let a finished job expire no earlier than this. False if it has expired, was deleted or is unknown; one that
+        is not finished does not expire, and stays as it is."""
+
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         """A job of this tenant that is neither expired nor deleted."""
 

@@ -33,6 +33,9 @@ class Draft:
                 continue
             self._path = path
             fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if os.fstat(self._fd).st_nlink == 0:
+                # Another process swept it before it was locked.
+                self.close()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")

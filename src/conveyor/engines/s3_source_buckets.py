@@ -19,12 +19,12 @@ from conveyor.engines.aws_session import aws_session
 from conveyor.engines.source_buckets import SCHEME, PinnedObject
 from conveyor.errors import (
     ConveyorError,
-    EngineFailed,
     InvalidSetting,
     ListChanged,
     ListMissing,
     ListUnreadable,
     SourceRefused,
+    SourceUnavailable,
 )
 from conveyor.model import RemoteSource, TenantId
 
@@ -102,7 +102,7 @@ class S3SourceBuckets:
                     await _read(body, 0 if "ContentRange" in got else start, keep=False)
                     block = await _read(body, stop - start)
             if len(block) != stop - start:
-                raise EngineFailed(f"The bucket answered {len(block)} bytes for a range of {stop - start}.")
+                raise SourceUnavailable(f"The bucket answered {len(block)} bytes for a range of {stop - start}.")
             view = memoryview(block)
             for offset in range(0, len(view), _PIECE):
                 yield bytes(view[offset : offset + _PIECE])
@@ -135,7 +135,7 @@ class S3SourceBuckets:
                 try:
                     self._clients[place] = await self._stack.enter_async_context(opening)
                 except BotoCoreError as error:
-                    raise EngineFailed(f"The bucket {listed.bucket} cannot be reached: {error}") from error
+                    raise SourceUnavailable(f"The bucket {listed.bucket} cannot be reached: {error}") from error
             return self._clients[place]
 
 
@@ -166,7 +166,7 @@ def _translated() -> Iterator[None]:
     except ClientError as error:
         raise _error_of(error) from error
     except _FAILURES as error:
-        raise EngineFailed(f"The bucket cannot be read: {error}") from error
+        raise SourceUnavailable(f"The bucket cannot be read: {error}") from error
 
 
 def _error_of(error: ClientError) -> ConveyorError:
@@ -181,7 +181,7 @@ def _error_of(error: ClientError) -> ConveyorError:
         return ListUnreadable(
             f"The bucket refused the server ({code}). Its role needs s3:GetObject and s3:GetObjectVersion there."
         )
-    return EngineFailed(f"The bucket cannot be read: {error}")
+    return SourceUnavailable(f"The bucket cannot be read: {error}")
 
 
 def _conditions(remote: RemoteSource) -> Mapping[str, str]:

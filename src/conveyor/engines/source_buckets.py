@@ -29,7 +29,7 @@ class SourceBuckets(Protocol):
 
     async def pin(self, tenant: TenantId, remote: RemoteSource) -> PinnedObject:
         """The version to read: the named one, or else the latest. Raises ListMissing, ListChanged if it is not the
-        named one, ListUnreadable, and EngineFailed if a retry may help."""
+        named one, ListUnreadable, and SourceUnavailable if a retry may help."""
 
     def stream(self, tenant: TenantId, remote: RemoteSource, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes of the pinned version between `start` and `end`, in pieces. Raises as `pin` does."""

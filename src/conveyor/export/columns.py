@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.model import JobKind, Task
+from conveyor.model import UNCHANGED, JobKind, Task
 from conveyor.read.task_labels import TaskLabels, labels_of
 
 MAX_COLUMNS = 200
@@ -24,8 +24,8 @@ TEXT, WHOLE, NUMBER, FLAG = "text", "int", "float", "bool"
 _LARGEST = (1 << 63) - 1
 
 
-# Where the values of a column come from: the list, or the job's `extract`.
-DATA, EXTRACTED = "data", "extracted"
+# Where the values of a column come from: the list, the job's `extract`, or the outcome.
+DATA, EXTRACTED, OUTCOME = "data", "extracted", "outcome"
 
 
 class OwnColumn(msgspec.Struct, frozen=True, array_like=True):
@@ -37,9 +37,11 @@ class OwnColumn(msgspec.Struct, frozen=True, array_like=True):
     type: str = TEXT
     part: str = DATA
 
-    def value(self, labels: TaskLabels, row: Mapping[str, Any] | None = None) -> Any:
+    def value(self, task: Task, labels: TaskLabels, row: Mapping[str, Any] | None = None) -> Any:
         """The task's value in this column, of its type; None if it has none, or one of another type. `row` is one of
         those that were extracted."""
+        if self.part == OUTCOME:
+            return task.is_unchanged
         value = labels.data.get(self.name) if self.part == DATA else (row or {}).get(self.name)
         if value is None:
             return None
@@ -92,10 +94,13 @@ class ColumnScan:
             and name.isprintable()
         )
 
-    def columns(self, taken: Sequence[str]) -> list[OwnColumn]:
+    def columns(self, taken: Sequence[str], *, with_unchanged: bool = False) -> list[OwnColumn]:
         """The columns, with titles that differ from those that are taken, whatever their case."""
         used = {name.lower() for name in taken}
         columns = []
+        if with_unchanged:
+            used.add(UNCHANGED)
+            columns.append(OwnColumn(UNCHANGED, UNCHANGED, FLAG, OUTCOME))
         named = [(DATA, *item) for item in self.types.items()] + [(EXTRACTED, *item) for item in self.extracted.items()]
         for part, name, kind in named:
             title, number = name, 1

@@ -137,6 +137,8 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     # The list's own columns, once they are known; and how far they are collected.
     columns: Sequence[OwnColumn] | None = None
     scan: ColumnsInProgress = ColumnsInProgress()
+    # Whether its tables have the column `unchanged`.
+    has_unchanged: bool = msgspec.field(default=False, name="unchanged")
 
     @property
     def where(self) -> TaskFilter:
@@ -236,7 +238,8 @@ class Exports:
         return answer.unless_lost(existing_claim)
 
     async def _validate(self, job: Job, spec: ExportSpec) -> ExportRecord:
-        runs = await self._runs(job, spec.select)
+        select = checked_select(spec.select)
+        runs = await self._runs(job, select)
         if not spec.partial and any(run.state not in ENDED for run in runs):
             raise Conflict(
                 "The job is not finished. Wait for it, or set `partial` to export the tasks that are finished now.",
@@ -246,13 +249,14 @@ class Exports:
             format=spec.format,
             compression=checked_compression(spec),
             bodies=checked_bodies(spec),
-            select=checked_select(spec.select),
+            select=select,
             runs=[run.run_id for run in runs],
             total=sum(run.total for run in runs),
             created_at=self._system.clock.now(),
             part_bytes=checked_part_bytes(spec),
             names=checked_template(spec),
             has_labels=True,
+            has_unchanged=not select.changed and any(_compares(run) for run in runs),
         )
 
     async def _runs(self, job: Job, select: ExportSelect) -> list[Run]:
@@ -262,6 +266,10 @@ class Exports:
             return [job.run]
         runs = {run.run_id: run for run in await self._system.records.jobs.runs(job.job_id)}
         return [runs[key.run_id] for key in reversed(chosen)]
+
+
+def _compares(run: Run) -> bool:
+    return run.lineage is not None and run.lineage.changed_only
 
 
 async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: float) -> dict[str, Any]:

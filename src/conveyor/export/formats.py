@@ -147,11 +147,14 @@ class ZipPart:
             if self._limit is not None and not self._fits(name, len(body or b""), line):
                 return PackedTasks(b"".join(emitted), position)
             if body is not None and ref is not None and name is not None:
-                if self.copies and ref.stored is not None:
+                # The CRC-32 of a body that is stored deflated is known, and the reader has checked it.
+                if ref.stored is None:
+                    emitted.append(self._archive.add(name, body))
+                elif self.copies:
                     header = self._archive.add_deflated(name, ref.stored.crc, ref.stored.length, ref.length)
                     emitted += (header, body)
                 else:
-                    emitted.append(self._archive.add(name, body))
+                    emitted += (self._archive.add_stored(name, ref.stored.crc, ref.length), body)
                 self._buffered += archive.ENTRY_BYTES + len(name)
             self._add_line(line)
         return PackedTasks(b"".join(emitted), len(tasks))

@@ -59,6 +59,7 @@ class ManifestLine(msgspec.Struct, frozen=True):
     data: Any = None
     # What the job's `extract` returned.
     extracted: Any = None
+    unchanged: bool = False
 
 
 class ResultLine(msgspec.Struct, frozen=True):
@@ -82,6 +83,7 @@ class ResultLine(msgspec.Struct, frozen=True):
     tag: str | None
     data: Any
     extracted: Any
+    unchanged: bool
 
 
 class ResultLineWithBody(ResultLine, frozen=True):
@@ -115,6 +117,7 @@ _Fields = tuple[
     str | None,
     Any,
     Any,
+    bool,
 ]
 
 
@@ -188,11 +191,11 @@ def csv_row(task: Task, kind: JobKind, own: Sequence[OwnColumn] | None) -> bytes
         return _csv(cells)
     labels = labels_of(shown_input(task.input), kind)
     rows: Sequence[Mapping[str, Any] | None] = [*extracted_rows(task)] or [None]
-    return b"".join([_csv((*cells, *_own_cells(labels, own, row))) for row in rows])
+    return b"".join([_csv((*cells, *_own_cells(task, labels, own, row))) for row in rows])
 
 
-def _own_cells(labels: TaskLabels, own: Sequence[OwnColumn], row: Mapping[str, Any] | None) -> list[Any]:
-    cells = [labels.url, labels.id, labels.tag, *(column.value(labels, row) for column in own)]
+def _own_cells(task: Task, labels: TaskLabels, own: Sequence[OwnColumn], row: Mapping[str, Any] | None) -> list[Any]:
+    cells = [labels.url, labels.id, labels.tag, *(column.value(task, labels, row) for column in own)]
     return [_cell(cell) if isinstance(cell, str) else _json_flag(cell) for cell in cells]
 
 
@@ -200,13 +203,13 @@ def _json_flag(cell: Any) -> Any:
     return cell if not isinstance(cell, bool) else "true" if cell else "false"
 
 
-def _labels(task: Task) -> tuple[str | None, str | None, Any, Any]:
-    """`id`, `tag` and `data` of the input, and what was extracted."""
+def _labels(task: Task) -> tuple[str | None, str | None, Any, Any, bool]:
+    """`id`, `tag` and `data` of the input, what was extracted, and whether the task is unchanged."""
     # Nearly every input is a URL alone.
     labels = labels_of(task.input, JobKind.FETCH) if bytes(task.input)[:1] == b"{" else NO_LABELS
     ref = task.detail.extracted
     extracted = None if ref is None or ref.inline is None else msgspec.Raw(ref.inline)
-    return labels.id, labels.tag, labels.data or None, extracted
+    return labels.id, labels.tag, labels.data or None, extracted, task.is_unchanged
 
 
 def _result(task: Task) -> _Fields:

@@ -183,7 +183,7 @@ class ParquetPart:
         """The response's headers, and what is the user's own; and how much memory they take."""
         headers = task.detail.headers
         labels = labels_of(shown_input(task.input), self._kind)
-        values = (labels.url, labels.id, labels.tag, *(column.value(labels, extracted) for column in own))
+        values = (labels.url, labels.id, labels.tag, *(column.value(task, labels, extracted) for column in own))
         size = sum(len(value) if isinstance(value, str) else 8 for value in values if value is not None)
         pairs = None if headers is None else [{"name": name, "value": value} for name, value in headers]
         return (pairs, *values), 4 * (size + sum(len(name) + len(value) for name, value in headers or ()))

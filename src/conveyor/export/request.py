@@ -9,7 +9,7 @@ import msgspec
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import FormatUnavailable, InvalidField
 from conveyor.export.archive_names import checked_names
-from conveyor.read.runs import LATEST_PER_TASK
+from conveyor.read.runs import LATEST, LATEST_PER_TASK
 from conveyor.states import TaskStatus
 
 T = TypeVar("T")
@@ -94,13 +94,15 @@ _OUTER = {ExportCompression.GZIP: (".gz", "application/gzip"), ExportCompression
 
 class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which tasks, by the filters of results: by their latest outcome over all runs (`latest-per-task`), or of one run:
-    its id or number, or `latest`."""
+    its id or number, or `latest`. `changed`: those of the latest run, or of the one that is named, that succeeded and
+    are not unchanged."""
 
     status: str | None = None
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
     run: str = LATEST_PER_TASK
+    changed: bool = False
 
     @property
     def where(self) -> TaskFilter:
@@ -168,7 +170,15 @@ def checked_select(select: ExportSelect) -> ExportSelect:
     for field, text in (("error_code", select.error_code), ("tag", select.tag)):
         if text is not None and len(text) > _LONGEST_TEXT:
             raise InvalidField(f"`select.{field}` has at most {_LONGEST_TEXT} characters.", field=f"select.{field}")
-    return select
+    return _changed(select) if select.changed else select
+
+
+def _changed(select: ExportSelect) -> ExportSelect:
+    """The selection of changed tasks with what it implies."""
+    if select.error_code is not None or select.status not in {None, TaskStatus.SUCCEEDED.label}:
+        raise InvalidField("`select.changed` selects tasks that succeeded. Drop it or the others.", field="select")
+    run = LATEST if select.run == LATEST_PER_TASK else select.run
+    return msgspec.structs.replace(select, status=TaskStatus.SUCCEEDED.label, run=run)
 
 
 def checked_part_bytes(spec: ExportSpec) -> int | None:

@@ -180,7 +180,7 @@ class ExportWriter:
                         self.export = msgspec.structs.replace(self.export, scan=progress)
                         await self._write_row()
                         await self._pause_if_due()
-        columns = scan.columns(TAKEN_COLUMNS)
+        columns = scan.columns(TAKEN_COLUMNS, with_unchanged=export.has_unchanged)
         self.export = msgspec.structs.replace(self.export, columns=columns, scan=ColumnsInProgress())
 
     def _walk(self, position: Position) -> AsyncGenerator[TaskBatch, None]:
@@ -192,7 +192,8 @@ class ExportWriter:
             streams += [RunStream(engine, run, self._engine_filter, after) for run in runs]
         else:
             streams += sorted_streams(self._blobs, self._sorting, position, self._sort_key)
-        return merged(streams, after, self.export.where if len(runs) > 1 else None)
+        batches = merged(streams, after, self.export.where if len(runs) > 1 else None)
+        return _changed(batches) if self.export.select.changed else batches
 
     @property
     def _engine_filter(self) -> TaskFilter:
@@ -438,3 +439,10 @@ def export_event(clock: Clock, job: Job, row: Document, export: ExportRecord, ev
             "name": part_name(row, export, 1),
         }
     return OutboxEvent(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
+
+
+async def _changed(batches: AsyncGenerator[TaskBatch, None]) -> AsyncGenerator[TaskBatch, None]:
+    """The same batches without unchanged tasks."""
+    async with aclosing(batches):
+        async for batch in batches:
+            yield batch._replace(tasks=[task for task in batch.tasks if not task.is_unchanged])

@@ -117,10 +117,17 @@ class ZipWriter:
 
     def add_deflated(self, name: str, crc: int, packed: int, size: int) -> bytes:
         """The header of an entry with known sizes and CRC: emit it, then `packed` bytes of deflate."""
+        return self._add_known(name, DEFLATED, crc, packed, size)
+
+    def add_stored(self, name: str, crc: int, size: int) -> bytes:
+        """The header of an entry with a known CRC that is not compressed: emit it, then the body."""
+        return self._add_known(name, STORED, crc, size, size)
+
+    def _add_known(self, name: str, method: int, crc: int, packed: int, size: int) -> bytes:
         self._check_idle()
         raw = _checked(name)
-        header = self._header(raw, 0, DEFLATED, crc, packed, size)
-        self._record(raw, 0, DEFLATED, crc, packed, size, self._offset)
+        header = self._header(raw, 0, method, crc, packed, size)
+        self._record(raw, 0, method, crc, packed, size, self._offset)
         self._offset += len(header) + packed
         return header
 

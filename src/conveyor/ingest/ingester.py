@@ -8,13 +8,13 @@ import structlog
 from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
 from conveyor.engines.tasks import is_reachable
-from conveyor.errors import BadInput, ListUnreadable
+from conveyor.errors import BadInput, ListUnreadable, is_outage
 from conveyor.faults import crashpoint
 from conveyor.ingest.handover import LOOK_SECONDS, Handover
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.ingest.turns import Message, Turn, decode_message, serve_others, tenant_of
-from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, TenantId, is_resumable
+from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, RunId, TenantId, is_resumable
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import traces
 from conveyor.telemetry.redact import redact
@@ -30,6 +30,10 @@ _LEASED_DELAY = 2.0
 _ELSEWHERE_DELAY = 5.0
 _MAX_ATTEMPTS = 5
 _FIRST_BACKOFF = 1.0
+# Seconds before the message of an ingest that an engine held up is redelivered.
+_OUTAGE_DELAY = 5.0
+# Ingests whose failures one ingester remembers.
+_MAX_FAILING = 1000
 # Messages that wait inside each other while an ingester serves other tenants: each is a list that is looked over.
 _MAX_DEPTH = 4
 
@@ -46,6 +50,8 @@ class Ingester:
         self._coordinator = coordinator
         self._handover = Handover(ingest, coordinator)
         self._turn = Turn(ingest.clock, None)
+        # How often ingests failed here. Receives are not failures: a lost lease redelivers a message, too.
+        self._failures: dict[tuple[RunId, int | None], int] = {}
 
     async def tick(self) -> float:
         deliveries = await self._ingest.queue.receive(CONTROL, 1, LEASE_SECONDS)
@@ -100,12 +106,13 @@ class Ingester:
             done = False
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-            await self._handle_failure(job, delivery, error)
+            await self._handle_failure(job, number, delivery, error)
             return
         finally:
             await self._coordinator.release(lease)
             self._trace(job, number, began, failure)
         if done:
+            self._failures.pop((job.run.run_id, number), None)
             crashpoint("ingester.ack.before")
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
 
@@ -183,15 +190,22 @@ class Ingester:
         about = {} if number is None else {"conveyor.range": number}
         traces.span(name, job.job_id, job.run.run_id, began, self._ingest.clock.now(), about, error=failure)
 
-    async def _handle_failure(self, job: Job, delivery: Delivery, error: Exception) -> None:
-        """Retry after a backoff. Dead-letter the message and fail the run if no retry can help, or none is left."""
+    async def _handle_failure(self, job: Job, number: int | None, delivery: Delivery, error: Exception) -> None:
+        """Retry after a backoff, for as long as an engine is away. Dead-letter the message and fail the run if no retry
+        can help, or none is left."""
+        if is_outage(error):
+            log.warning("ingest held up by an engine, will retry", job=job.job_id, error=repr(error))
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], _OUTAGE_DELAY)
+            return
         is_permanent = isinstance(error, BadInput)
-        if not is_permanent and delivery.receives < _MAX_ATTEMPTS:
-            log.warning("ingest failed, will retry", job=job.job_id, attempt=delivery.receives, error=repr(error))
-            backoff = _FIRST_BACKOFF * 2 ** (delivery.receives - 1)
+        failures = self._count_failure(job.run.run_id, number)
+        if not is_permanent and failures < _MAX_ATTEMPTS:
+            log.warning("ingest failed, will retry", job=job.job_id, attempt=failures, error=repr(error))
+            backoff = _FIRST_BACKOFF * 2 ** (failures - 1)
             await self._ingest.queue.extend(CONTROL, [delivery.receipt], backoff)
             return
-        cause = str(error) if is_permanent else f"{type(error).__name__}: {error} ({delivery.receives} attempts)"
+        del self._failures[job.run.run_id, number]
+        cause = str(error) if is_permanent else f"{type(error).__name__}: {error} ({failures} attempts)"
         # Users see it with the job.
         reason = INGEST_FAILED + redact(cause)
         # An invalid list is the user's error, not the operator's.
@@ -203,6 +217,14 @@ class Ingester:
         crashpoint("ingester.bury.after")
         counts = await self._ingest.tasks.counts(job.key)
         await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True, code=_code_of(error))
+
+    def _count_failure(self, run_id: RunId, number: int | None) -> int:
+        """Count a failure of a range, or of the list. Returns how often it has failed in a row."""
+        count = self._failures.pop((run_id, number), 0) + 1
+        self._failures[run_id, number] = count
+        if len(self._failures) > _MAX_FAILING:
+            del self._failures[next(iter(self._failures))]
+        return count
 
 
 def _is_left_by_ingest(job: Job) -> bool:

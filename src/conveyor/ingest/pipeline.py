@@ -135,26 +135,40 @@ class IngestPipeline:
     async def _ingest_batches(
         self, job: Job, range_: Range, lease: Lease, take_turns: Renew, batches: AsyncIterator[ListBatch]
     ) -> bool:
-        async for batch in batches:
-            crashpoint("ingest.put.after")
-            outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
-            await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
-            crashpoint("ingest.enqueue.after")
-            await self._store_invalid(job, range_, batch)
-            metrics.INGESTED.add(len(batch.seeds), "task")
-            metrics.INGESTED.add(len(batch.invalid), "invalid")
-            range_ = _advanced(range_, batch)
-            if not await self.records.ingests.checkpoint(job.run.run_id, range_, lease.fence):
-                return False
-            crashpoint("ingest.checkpoint.after")
-            if not await take_turns():
-                return False
+        # The checkpoint of a batch is written while the next one is enqueued: a store writes both at once.
+        saving: asyncio.Task[bool] | None = None
+        try:
+            async for batch in batches:
+                crashpoint("ingest.put.after")
+                outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
+                await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
+                crashpoint("ingest.enqueue.after")
+                await self._store_invalid(job, range_, batch)
+                metrics.INGESTED.add(len(batch.seeds), "task")
+                metrics.INGESTED.add(len(batch.invalid), "invalid")
+                range_ = _advanced(range_, batch)
+                if saving is not None and not await saving:
+                    return False
+                saving = asyncio.create_task(self._checkpoint(job, range_, lease))
+                if not await take_turns():
+                    return False
+        finally:
+            # The next ingester of the range must find the last checkpoint.
+            if saving is not None:
+                await asyncio.gather(saving, return_exceptions=True)
+        if saving is not None and not await saving:
+            return False
         done = msgspec.structs.replace(range_, done=True)
         if not await self.records.ingests.checkpoint(job.run.run_id, done, lease.fence):
             return False
         crashpoint("ingest.done.after")
         await self.finish(job)
         return True
+
+    async def _checkpoint(self, job: Job, range_: Range, lease: Lease) -> bool:
+        is_ours = await self.records.ingests.checkpoint(job.run.run_id, range_, lease.fence)
+        crashpoint("ingest.checkpoint.after")
+        return is_ours
 
     async def _put_all(self, job: Job, batches: AsyncIterator[ListBatch]) -> AsyncGenerator[ListBatch, None]:
         """The batches whose tasks are written, in order; the next ones are being read and written meanwhile. What was

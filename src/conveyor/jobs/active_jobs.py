@@ -27,6 +27,7 @@ class ActiveJobs:
         self._buckets = buckets
         self._fresh_seconds = fresh_seconds
         self._read: list[Job] = []
+        # When the jobs were read, in monotonic time.
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
 
@@ -38,6 +39,11 @@ class ActiveJobs:
                 self._read = await self._jobs.active_jobs()
                 self._read_at = at
             return self._read
+
+    @property
+    def listed_at(self) -> float | None:
+        """When the jobs of the last call were read; None if every call reads them."""
+        return self._read_at if self._fresh_seconds else None
 
     def _max_age(self) -> float:
         if not self._fresh_seconds:

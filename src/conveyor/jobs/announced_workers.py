@@ -42,6 +42,8 @@ class AnnouncedWorker(msgspec.Struct, frozen=True):
     slots: int
     # Null if it does not run handlers, or has too many to name.
     handlers: Sequence[str] | None = None
+    # Whether it makes requests to private addresses. Null from workers of earlier versions.
+    private_targets: bool | None = None
 
 
 class LiveWorker(NamedTuple):
@@ -58,7 +60,13 @@ class WorkerAnnouncement:
     """The document of one worker."""
 
     def __init__(
-        self, documents: DocumentRecords, clock: Clock, name: str, slots: int, handlers: Sequence[str] | None
+        self,
+        documents: DocumentRecords,
+        clock: Clock,
+        name: str,
+        slots: int,
+        handlers: Sequence[str] | None,
+        private_targets: bool = False,
     ) -> None:
         self._documents = documents
         self._clock = clock
@@ -66,7 +74,7 @@ class WorkerAnnouncement:
         self._stored: Document | None = None
         names = None if handlers is None or len(handlers) > _MAX_HANDLERS else list(handlers)
         now = clock.now()
-        self._said = AnnouncedWorker(now, now, platform.node(), os.getpid(), __version__, slots, names)
+        self._said = AnnouncedWorker(now, now, platform.node(), os.getpid(), __version__, slots, names, private_targets)
 
     async def renew(self) -> float:
         """Write the document; returns the seconds until it has to be written again."""

@@ -137,6 +137,7 @@ def _add(before: JobCounts, run: Run, of_run: _RunCounts) -> JobCounts:
         max(before.counts.succeeded + counts.succeeded - replaced.counts.succeeded, 0),
         max(before.counts.failed + counts.failed - replaced.counts.failed, 0),
         max(before.counts.cancelled - replaced.counts.cancelled, 0),
+        max(before.counts.unchanged + counts.unchanged - replaced.counts.unchanged, 0),
     )
     kept = {code: count for code, count in codes.most_common(MAX_CODES) if count > 0}
     return JobCounts(before.total, after, kept, before.invalid, counts)

@@ -54,11 +54,24 @@ def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
             # The body of a call to an export API.
             shown[name] = HIDDEN
         elif name == "gateway" and isinstance(value, Mapping):
-            shown[name] = {field: HIDDEN for field, text in value.items() if text}
+            shown[name] = _shown_gateway(value)
         elif name == "url" and isinstance(value, str):
             shown[name] = shown_url(value)
         else:
             shown[name] = shown_options(value) if isinstance(value, Mapping) else value
+    return shown
+
+
+def _shown_gateway(gateway: Mapping[str, Any]) -> dict[str, Any]:
+    """A gateway without its values, and the weights of a pool."""
+    shown: dict[str, Any] = {field: HIDDEN for field, text in gateway.items() if text}
+    if isinstance(gateway.get("pool"), list | tuple) and gateway["pool"]:
+        shown["pool"] = [
+            {field: text if field == "weight" else HIDDEN for field, text in member.items() if text}
+            for member in gateway["pool"]
+        ]
+    if gateway.get("sticky"):
+        shown["sticky"] = gateway["sticky"]
     return shown
 
 

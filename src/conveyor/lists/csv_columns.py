@@ -108,4 +108,7 @@ def _without_url(names: Sequence[str], url_column: str | None) -> str:
     wanted = _URL if url_column is None else url_column[:100]
     shown = ", ".join(f"`{name[:100]}`" for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"The csv has no column `{wanted}`. Its columns are {shown}{more}. Name the one with the URLs (url_column)."
+    return (
+        f"The csv has no column `{wanted}`. Its columns are {shown}{more}. Name the one with the URLs: `url_column`, "
+        "--url-column."
+    )

@@ -11,11 +11,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
-from pyreqwest.http import Url
 
 from conveyor.egress.target_guard import BadUrl, check_url
 from conveyor.errors import BadInput, InvalidField, MalformedJson
-from conveyor.model import Gateway, InputJson, JobKind
+from conveyor.model import InputJson, JobKind
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # The limit of the job's option too (accept/option_limits.py).
@@ -167,16 +166,6 @@ def headers_problem(headers: Mapping[str, str]) -> str | None:
     return f"headers are larger than {MAX_HEADER_BYTES} bytes" if size > MAX_HEADER_BYTES else None
 
 
-def gateway_problem(gateway: Gateway) -> str | None:
-    """What is wrong with a gateway, the operator's or a job's, or None."""
-    if (gateway.proxy is None) == (gateway.url is None):
-        return "a gateway has either `proxy` or `url`"
-    wrong = _proxy_problem(gateway.proxy) if gateway.proxy is not None else _template_problem(gateway.url or "")
-    # Proxy credentials go in a header that is forbidden for targets.
-    headers = {name: text for name, text in gateway.headers.items() if name.lower() != "proxy-authorization"}
-    return wrong or headers_problem(headers if gateway.proxy is not None else gateway.headers)
-
-
 def is_plain(task_input: FetchInput) -> bool:
     """Whether the input is only a URL, apart from the user's labels."""
     return (
@@ -187,6 +176,19 @@ def is_plain(task_input: FetchInput) -> bool:
         and task_input.timeout is None
         and task_input.connect_timeout is None
     )
+
+
+def request_text(raw: str) -> str:
+    """What two inputs of fetches have in common if they make the same request: the URL, or all that the request is made
+    of, but not the user's labels and no timeout."""
+    try:
+        value = parse_url_or_input(raw)
+    except BadInput:
+        return raw
+    if isinstance(value, str):
+        return value
+    parts = (value.method.upper(), value.url, sorted(value.headers.items()), value.body, value.body_base64)
+    return value.url if parts == ("GET", value.url, [], None, None) else msgspec.json.encode(parts).decode()
 
 
 def body_bytes(task_input: FetchInput) -> bytes | None:
@@ -224,35 +226,6 @@ def _label_problem(task_input: FetchInput | DownloadInput) -> str | None:
     if len(task_input.id or "") > MAX_LABEL or len(task_input.tag or "") > MAX_LABEL:
         return f"id and tag are at most {MAX_LABEL} characters long"
     return None if bytes(task_input.data)[:1] in (b"", b"{") else "data must be an object"
-
-
-def _proxy_problem(proxy: str) -> str | None:
-    try:
-        url = Url(proxy)
-    except ValueError as error:
-        return f"the proxy is not a URL: {error}"
-    # With SOCKS this machine would resolve the names of targets, past the guard.
-    if url.scheme not in {"http", "https"} or not url.host_str or url.port == 0:
-        return "the proxy must be http://host:port or https://host:port"
-    return None
-
-
-def _template_problem(template: str) -> str | None:
-    if "{url}" not in template:
-        return "the gateway URL must contain {url}"
-    try:
-        first, second = (Url(template.replace("{url}", text)) for text in ("a", "b"))
-    except ValueError as error:
-        return f"the gateway is not a URL: {error}"
-    if first.scheme not in {"http", "https"} or not first.host_str or first.port == 0:
-        return "the gateway must begin with http:// or https://"
-    if (first.origin_ascii, first.username, first.password) != (
-        second.origin_ascii,
-        second.username,
-        second.password,
-    ):
-        return "{url} may be in the path or the query of the gateway, not in its host"
-    return None
 
 
 def _explain(error: msgspec.ValidationError) -> str:

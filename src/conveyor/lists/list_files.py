@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from conveyor.client.s3_objects import S3Object, is_object, open_object
-from conveyor.errors import ListUnreadable
+import msgspec
+
+from conveyor.client.list_objects import ListObject, is_object, open_object
+from conveyor.errors import ListUnreadable, NoTasks
 from conveyor.lists.reader import (
+    InvalidListLine,
     ListReading,
     check_header,
     decompressed,
@@ -25,6 +28,8 @@ from conveyor.lists.url_lists import UrlLists
 from conveyor.model import JobKind, ListFormat, RemoteSource, format_from_name
 
 STDIN = "-"
+# Maximum number of invalid lines that an error has.
+MAX_LINES_SHOWN = 10
 
 _PIECE = 1024 * 1024
 # Enough bytes to detect the format and the compression of a list.
@@ -54,23 +59,62 @@ async def pieces_of(
             yield piece
 
 
-async def _input_lines(
-    path: str, max_bytes: int, kind: JobKind, url_column: str | None, urls: UrlLists | None
-) -> AsyncIterator[bytes]:
-    """The inputs in a file as JSON lines. The ingester validates them, and lists lines that are none."""
+async def check_columns(path: str, kind: JobKind, url_column: str | None) -> None:
+    """Check the columns of a csv on this machine before it is sent. Raises ListUnreadable."""
+    if format_from_name(path) is not ListFormat.CSV and url_column is None:
+        return
+    raw = aiter(_raw_pieces(path, _HEAD, None))
+    head = await take(raw, _HEAD)
+    plain = aiter(decompressed(_chain(head, raw), detect_compression(head), _PIECE))
+    first = await take(plain, _HEAD)
+    check_header(first.partition(b"\n")[0], kind, url_column)
+
+
+async def check_some_task(
+    path: str, form: ListFormat | None, kind: JobKind, url_column: str | None, max_bytes: int
+) -> None:
+    """Check that a file on this machine has a task: read it up to the first one. Raises NoTasks, whose `lines` are the
+    first invalid ones, and ListUnreadable."""
+    invalid, shown = 0, list[InvalidListLine]()
+    pieces, reading = await _opened(path, form, max_bytes, kind, url_column, None)
+    async for batch in read(pieces, reading):
+        if batch.seeds:
+            return
+        invalid += len(batch.invalid)
+        shown += batch.invalid[: MAX_LINES_SHOWN - len(shown)]
+    lines = f"{invalid:,} invalid line{'' if invalid == 1 else 's'}"
+    raise NoTasks(f"The list has no tasks ({lines}).", lines=shown)
+
+
+async def _opened(
+    path: str,
+    form: ListFormat | None,
+    max_bytes: int,
+    kind: JobKind,
+    url_column: str | None,
+    urls: UrlLists | None,
+) -> tuple[AsyncIterator[bytes], ListReading]:
+    """The bytes of a list, decompressed and without the header of a csv, and how to read them."""
     raw = aiter(_raw_pieces(path, max_bytes, urls))
     head = await take(raw, _HEAD)
-    compression = detect_compression(head)
-    plain = aiter(decompressed(_chain(head, raw), compression, max_bytes))
+    plain = aiter(decompressed(_chain(head, raw), detect_compression(head), max_bytes))
     first = await take(plain, _HEAD)
-    form = format_from_name(_shown(path)) or (ListFormat.CSV if url_column else detect_format(first))
+    form = form or (ListFormat.CSV if url_column else detect_format(first))
     header = None
     if form is ListFormat.CSV:
         header, _, first = first.partition(b"\n")
         check_header(header, kind, url_column)
+    return _chain(first, plain), ListReading(kind, form, header=header, url_column=url_column)
+
+
+async def _input_lines(
+    path: str, max_bytes: int, kind: JobKind, url_column: str | None, urls: UrlLists | None
+) -> AsyncIterator[bytes]:
+    """The inputs in a file as JSON lines. The ingester validates them, and lists lines that are none."""
+    form = format_from_name(_shown(path))
+    pieces, reading = await _opened(path, form, max_bytes, kind, url_column, urls)
     # Any value is taken: the ingester says which are not valid.
-    reading = ListReading(JobKind.PYTHON, form, header=header, url_column=url_column, columns_of=kind)
-    async for batch in read(_chain(first, plain), reading):
+    async for batch in read(pieces, msgspec.structs.replace(reading, kind=JobKind.PYTHON, columns_of=kind)):
         # Not JSON, so that the ingester takes it for an invalid line, whatever the kind; it says where it is from.
         lines = [_one_line(f"{_shown(path)}:{line.line}: {line.reason} {line.text}") for line in batch.invalid]
         lines += (seed.input for seed in batch.seeds)
@@ -117,5 +161,5 @@ async def _raw_pieces(path: str, max_bytes: int, urls: UrlLists | None) -> Async
         raise ListUnreadable(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: str) -> BinaryIO | S3Object:
+def _open(path: str) -> BinaryIO | ListObject:
     return open_object(path) if is_object(path) else Path(path).open("rb")

@@ -88,7 +88,7 @@ class ProgressNotifier:
         active = {job.run.run_id for job in jobs}
         self._seen = {run_id: reported for run_id, reported in self._seen.items() if run_id in active}
         self._isolation.forget_others(active)
-        due = self._visits.due(jobs, _run_id, _mark)
+        due = self._visits.due(jobs, _run_id, _mark, self._active.listed_at)
         await self._isolation.each(due, _run_id, partial(self._check, notified))
         return notified
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from heapq import heappop, heapreplace
 
 import msgspec
 
@@ -9,7 +10,8 @@ from conveyor.model import RunId, TenantId
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A run that could use up to `want` slots, and the slot time that it and its tenant have had (slot_times.py)."""
+    """A run that could use up to `want` slots, the slot time that it and its tenant have had (slot_times.py), and how
+    many workers serve the tenant."""
 
     tenant: TenantId
     run_id: RunId
@@ -17,34 +19,44 @@ class Demand(msgspec.Struct, frozen=True):
     priority: int = 0
     served: float = 0.0
     tenant_served: float = 0.0
+    # Slots that the run gets at a time when it is its turn among its tenant's runs.
+    portion: int = 1
+    workers: int = 1
 
 
 def deal(demands: Iterable[Demand], slots: int) -> Mapping[RunId, int]:
     """Deal slots one at a time, round robin over tenants and over each tenant's runs, so that neither a tenant with
-    many runs nor a run with many tasks gets more than its share. The tenant that was served least goes first, and so
-    does its run that was served least, among those of the highest priority. Runs are returned in the order in which
-    they got their first slot."""
-    hands = _hands(demands)
+    many runs nor a run with many tasks gets more than its share. A run whose tasks are quick gets its tenant's slots in
+    portions. The tenant that was served least goes first, and so does its run that was served least, among those of the
+    highest priority. A tenant that N workers serve gets a slot in every Nth round. Runs are returned in the order in
+    which they got their first slot."""
+    hands = [(0, place, runs) for place, runs in enumerate(_hands(demands))]
     dealt: dict[RunId, int] = {}
     while slots > 0 and hands:
-        runs = hands.popleft()
+        round_, place, runs = hands[0]
         demand = runs.popleft()
         dealt[demand.run_id] = dealt.get(demand.run_id, 0) + 1
         slots -= 1
-        if dealt[demand.run_id] < demand.want:
+        if dealt[demand.run_id] < demand.want and dealt[demand.run_id] % demand.portion:
+            runs.appendleft(demand)
+        elif dealt[demand.run_id] < demand.want:
             _requeue(runs, demand)
         if runs:
-            hands.append(runs)
+            heapreplace(hands, (round_ + demand.workers, place, runs))
+        else:
+            heappop(hands)
     return dealt
 
 
-def _hands(demands: Iterable[Demand]) -> deque[deque[Demand]]:
+def _hands(demands: Iterable[Demand]) -> list[deque[Demand]]:
     by_tenant: dict[TenantId, list[Demand]] = {}
     for demand in demands:
         if demand.want > 0:
             by_tenant.setdefault(demand.tenant, []).append(demand)
     tenants = sorted(by_tenant.values(), key=lambda runs: runs[0].tenant_served)
-    return deque(deque(sorted(runs, key=lambda demand: (-demand.priority, demand.served))) for runs in tenants)
+    return [
+        deque(sorted(runs, key=lambda demand: (-demand.priority, demand.served, demand.portion))) for runs in tenants
+    ]
 
 
 def _requeue(runs: deque[Demand], demand: Demand) -> None:

@@ -136,7 +136,8 @@ class Extractor:
 
 def has_page(outcome: Outcome) -> bool:
     """Whether there is a body to extract from."""
-    return outcome.status is TaskStatus.SUCCEEDED and (outcome.body is not None or outcome.kept is not None)
+    has_body = outcome.body is not None or outcome.kept is not None
+    return outcome.status is TaskStatus.SUCCEEDED and has_body and not outcome.keeps_extracted
 
 
 def _sent_page(outcome: Outcome) -> SentPage:

@@ -3,7 +3,7 @@ attempts in this process (local_lane.py) or by sending them to fetchers (executo
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -15,11 +15,13 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.coordination.pace import HostPace
 from conveyor.coordination.paces import Paces
 from conveyor.model import LONG_KINDS, Job, LongTask, Mode, Outcome, TaskError, TaskRef
+from conveyor.process.changed_pages import Condition, EarlierPage, reuse_page
 from conveyor.process.earlier_outcomes import EarlierOutcomes
 from conveyor.process.executors.stored_body_executor import is_extract_only, without_targets
 from conveyor.process.extraction import Extractor
 from conveyor.process.gate import Gate
 from conveyor.process.paced_refs import PacedRefs
+from conveyor.process.page_copies import PageCopies
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.retry import late, too_late
 from conveyor.process.retry_first_queue import RetryFirstQueue
@@ -43,9 +45,10 @@ _MAX_BACKOFF = 5.0
 
 class LeasedRef:
     """A reference of a leased chunk. `slot` names the target whose slot it has; `pace` is that of its host, while it is
-    sent; `probes` are the breakers that it probes (gate.py)."""
+    sent; `probes` are the breakers that it probes, and `gateway` is the place of its gateway in the pool (gate.py);
+    `earlier` is what its page is compared with."""
 
-    __slots__ = ("chunk", "pace", "probes", "ref", "slot")
+    __slots__ = ("chunk", "earlier", "gateway", "is_fetched", "pace", "probes", "ref", "slot")
 
     def __init__(self, chunk: LeasedChunk, ref: TaskRef) -> None:
         self.chunk = chunk
@@ -53,6 +56,14 @@ class LeasedRef:
         self.slot: str | None = None
         self.pace: HostPace | None = None
         self.probes: tuple[str, ...] = ()
+        self.gateway = 0
+        self.earlier: EarlierPage | None = None
+        # It has to be fetched, whatever is known of its page: the one that is stored cannot be read.
+        self.is_fetched = False
+
+    @property
+    def condition(self) -> Condition | None:
+        return None if self.earlier is None else self.earlier.condition
 
     @property
     def recovered(self) -> bool:
@@ -101,6 +112,8 @@ class LaneTools(NamedTuple):
     recovery_ratio: int = 4
     # Seconds without progress after which the monitor may have requeued a long task.
     stuck_after: float = 600.0
+    # For jobs that compare with another job.
+    copies: PageCopies | None = None
     # For jobs with `extract`.
     extractor: Extractor | None = None
     earlier: EarlierOutcomes | None = None
@@ -136,6 +149,7 @@ class Lane(ABC):
         self._limits = tools.limits
         self._clock = tools.clock
         self._gate = tools.gate
+        self._copies = tools.copies
         self._extractor = tools.extractor
         self._earlier = tools.earlier
         # Pages that were fetched and wait for what `extract` makes of them.
@@ -188,6 +202,11 @@ class Lane(ABC):
         return max(self.width, self.attempts)
 
     @property
+    def portion(self) -> int:
+        """Slots to deal to the lane at a time, when it is its turn."""
+        return 1
+
+    @property
     def is_busy(self) -> bool:
         """Whether attempts run or could start now, or the run's queue may have more now or soon."""
         is_ingesting = not self.job.run.last_batch and self.job.mode is not Mode.OPEN
@@ -226,6 +245,10 @@ class Lane(ABC):
     @abstractmethod
     def set_width(self, width: int) -> None:
         """Run up to `width` tasks at once. What runs beyond that finishes first."""
+
+    def is_settled(self, width: int) -> bool:
+        """Whether `set_width` with this width would change nothing."""
+        return False
 
     @abstractmethod
     async def _drain(self, grace: float) -> None:
@@ -332,6 +355,8 @@ class Lane(ABC):
         if self._backing_off is not None:
             self._backing_off.cancel()
         await self._drain(grace)
+        # Before the coordinator is asked for anything: other lanes may wait for these slots.
+        self._owner.on_slots_freed(self)
         await self._targets.close()
         self._paced.close()
         self._gate.close()
@@ -391,6 +416,28 @@ class Lane(ABC):
     def _hold_back(self) -> None:
         """Have references returned that were sent and have not started."""
         return
+
+    def _reuse_pages(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> None:
+        """Give unchanged outcomes the pages that earlier runs stored."""
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            if outcome.unchanged and entry.earlier is not None:
+                reuse_page(self.job, outcome, entry.earlier)
+
+    def _note_earlier(self, entries: Sequence[LeasedRef], pages: Mapping[int, EarlierPage]) -> None:
+        """Note what the pages of these references are compared with."""
+        for entry in entries:
+            entry.earlier = None if entry.is_fetched else pages.get(entry.ref.index)
+
+    async def _copy_pages(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> list[bool]:
+        """Copy the pages of unchanged outcomes that another job has. False for those that have to be fetched."""
+        assert self._copies is not None
+        pages = [entry.earlier for entry in entries if entry.earlier is not None]
+        copied = await self._copies.copy(pages, outcomes)
+        for entry, outcome, is_copied in zip(entries, outcomes, copied, strict=True):
+            entry.is_fetched = not is_copied
+            if outcome.keeps_extracted and not self.job.options.keep_bodies:
+                outcome.body = None
+        return copied
 
     def _record(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._gate.record(entries, outcomes)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from conveyor.errors import Unavailable
-from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskRef
-from conveyor.process.earlier_outcomes import may_have_stored
+from conveyor.model import LONG_KINDS, Job, LongTask, Outcome
+from conveyor.process.changed_pages import has_base
+from conveyor.process.earlier_outcomes import needs_look
+from conveyor.process.executors.fetch.fetch_executor import FetchesIfChanged
 from conveyor.process.executors.stored_body_executor import is_extract_only
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.recorder import LeasedChunk
@@ -136,6 +138,7 @@ class LocalLane(Lane):
         try:
             in_time = self._fail_late(taken)
             if in_time and await self._mark_started(in_time):
+                self._gate.assign_gateways(in_time)
                 finished = await self._execute(in_time)
         finally:
             if finished is None:
@@ -156,7 +159,7 @@ class LocalLane(Lane):
         """Have the executor attempt the references. None: the outcomes do not count."""
         refs = [entry.ref for entry in entries]
         try:
-            attempting = self._attempt_or_reuse(refs)
+            attempting = self._attempt_or_reuse(entries)
             outcomes = await self._watchdog.guard(self.job, entries, refs, entries[0].chunk.generation, attempting)
             assert 0 < len(outcomes) <= len(refs)
             entries = self._take_back(entries, len(outcomes))
@@ -182,22 +185,42 @@ class LocalLane(Lane):
             self.set_width(self.width)
         return entries[:attempted]
 
-    async def _attempt_or_reuse(self, refs: list[TaskRef]) -> list[Outcome]:
+    async def _attempt_or_reuse(self, entries: list[LeasedRef]) -> list[Outcome]:
         """Have the executor attempt the references that have no stored body to extract from. Raises
         NothingAttempted."""
-        if not may_have_stored(self.job):
-            return await self._executor.attempt(self.job, refs)
+        refs, gateway = [entry.ref for entry in entries], entries[0].gateway
+        if not needs_look(self.job):
+            # Several in one call are of executors without gateways.
+            return await self._executor.attempt_through(gateway, self.job, refs)
         assert self._earlier is not None
         try:
             if is_extract_only(self.job):
                 # It only looks for stored bodies.
                 return await self._executor.attempt(self.job, refs)
-            stored = await self._earlier.stored(self.job, refs)
+            stored, pages = await self._earlier.look(self.job, refs)
         except Unavailable as error:
             raise NothingAttempted(error.message) from error
-        others = [ref for ref in refs if ref.index not in stored]
-        fetched = iter(await self._executor.attempt(self.job, others) if others else [])
+        self._note_earlier(entries, pages)
+        others = [entry for entry in entries if entry.ref.index not in stored]
+        fetched = iter(await self._fetch(others) if others else [])
         return [stored[ref.index] if ref.index in stored else next(fetched) for ref in refs]
+
+    async def _fetch(self, entries: list[LeasedRef]) -> list[Outcome]:
+        refs, gateway = [entry.ref for entry in entries], entries[0].gateway
+        if not isinstance(self._executor, FetchesIfChanged):
+            return await self._executor.attempt_through(gateway, self.job, refs)
+        conditions = [entry.condition for entry in entries]
+        outcomes = await self._executor.attempt_if_changed(gateway, self.job, refs, conditions)
+        self._reuse_pages(entries, outcomes)
+        unchanged = [place for place, outcome in enumerate(outcomes) if outcome.unchanged]
+        if has_base(self.job) and unchanged:
+            copied = await self._copy_pages([entries[at] for at in unchanged], [outcomes[at] for at in unchanged])
+            gone = [place for place, is_copied in zip(unchanged, copied, strict=True) if not is_copied]
+            again = [refs[place] for place in gone]
+            fetched = await self._executor.attempt_through(gateway, self.job, again) if again else []
+            for place, outcome in zip(gone, fetched, strict=True):
+                outcomes[place] = outcome
+        return outcomes
 
     async def _remove_poisoned(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> Finished:
         """Hand poison tasks to the worker; returns the others."""

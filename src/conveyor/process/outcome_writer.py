@@ -28,8 +28,9 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import delayed_messages, encode, send_all
 from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.model import LONG_KINDS, UNCHANGED, BodyRef, Chunk, Counts, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.body_store import BodyStore
+from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.outcomes import detail_json, with_body, with_dead_letter, with_extracted
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
 from conveyor.states import ENDED, RunState
@@ -58,6 +59,7 @@ class OutcomeWriter:
         lifecycle: Lifecycle,
         coordinator: Coordinator,
         clock: Clock,
+        breakdowns: BreakdownParts,
         atomic: AtomicFlush | None,
         on_requeued: Callable[[RunId, float], None],
         on_finished: Callable[[RunId], None] = lambda run_id: None,
@@ -69,6 +71,7 @@ class OutcomeWriter:
         self._lifecycle = lifecycle
         self._coordinator = coordinator
         self._clock = clock
+        self._breakdowns = breakdowns
         self._atomic = atomic
         self._on_requeued = on_requeued
         self._on_finished = on_finished
@@ -144,7 +147,11 @@ class OutcomeWriter:
         return RunFlush(
             job,
             ends,
-            [_event(record, now) for record in run.records if record.outcome.error is not None and not record.noted],
+            [
+                _event(record, now, self._breakdowns.worker)
+                for record in run.records
+                if record.outcome.error is not None and not record.noted
+            ],
             recovery_queue(job.run.run_id),
             self._outgoing(job, retried, now),
             self._lifecycle.decision(job) or (lambda counts: None),
@@ -168,6 +175,7 @@ class OutcomeWriter:
     async def _after(self, run: RunOutcomes, final: Group, flush: RunFlush, flushed: RunFlushed) -> bool:
         """What follows the transaction. False if the run is to be written once more, by itself."""
         job, finished = run.job, flushed.finished
+        self._breakdowns.add(job, run.records, run.pages, finished.moved, self._clock.now())
         if flush.messages:
             self._on_requeued(job.run.run_id, min(message.delay for message in flush.messages))
         if not flush.ends:
@@ -179,7 +187,7 @@ class OutcomeWriter:
         try:
             if flushed.moved is not None:
                 self._lifecycle.on_moved(job, flushed.moved, finished.counts)
-                self._note_state(job, flushed.moved.target)
+                self._note_state(job, flushed.moved.target, finished.counts)
             else:
                 await self._settle(job, flush, flushed)
             await count_durations(self._coordinator, job.run.run_id, seconds)
@@ -192,10 +200,11 @@ class OutcomeWriter:
         """Settle a run whose move needs a read, or whose last tasks two workers have finished at the same time."""
         counts = flushed.finished.counts
         if self._lifecycle.decision(job) is None or flush.decide(counts) is not None:
-            self._note_state(job, await self._lifecycle.settle(job, counts))
+            self._note_state(job, await self._lifecycle.settle(job, counts), counts)
 
-    def _note_state(self, job: Job, state: RunState | None) -> None:
+    def _note_state(self, job: Job, state: RunState | None, counts: Counts) -> None:
         if state in ENDED:
+            self._breakdowns.finish(job.run.run_id, counts.ended)
             self._on_finished(job.run.run_id)
 
     async def _persist(self, group: list[RecordedOutcome]) -> None:
@@ -238,12 +247,14 @@ class OutcomeWriter:
             if dead:
                 crashpoint("recorder.dead_letter.after")
                 _count_dead_letters(record for record in dead if record.ref.index in finished.moved)
+            self._breakdowns.add(job, final, (), finished.moved, now)
             await self._note(job, final)
-            self._note_state(job, await self._lifecycle.settle(job, finished.counts))
+            self._note_state(job, await self._lifecycle.settle(job, finished.counts), finished.counts)
             await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
         if retried:
             await self._note(job, retried)
             await self._requeue(job, retried)
+            self._breakdowns.add(job, retried, (), (), self._clock.now())
         crashpoint("recorder.ack.before")
         await self._acknowledge(group)
 
@@ -251,7 +262,7 @@ class OutcomeWriter:
         now = self._clock.now()
         failed = [record for record in records if record.outcome.error is not None and not record.noted]
         if failed:
-            await self._tasks.note(job.key, [_event(record, now) for record in failed])
+            await self._tasks.note(job.key, [_event(record, now, self._breakdowns.worker) for record in failed])
             for record in failed:
                 record.noted = True
 
@@ -364,13 +375,19 @@ def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> Task
         outcome.status,
         record.ref.attempt,
         outcome.http_status,
-        outcome.error.code if outcome.error else None,
+        _code_of(outcome),
         with_extracted(with_body(detail, body), outcome.extracted_ref),
         now,
     )
 
 
-def _event(record: RecordedOutcome, now: float) -> TaskEvent:
+def _code_of(outcome: Outcome) -> str | None:
+    if outcome.error is not None:
+        return outcome.error.code
+    return UNCHANGED if outcome.unchanged else None
+
+
+def _event(record: RecordedOutcome, now: float, worker: str) -> TaskEvent:
     event = "task.failed"
     if record.delay is not None:
         event = "task.retried"
@@ -380,7 +397,11 @@ def _event(record: RecordedOutcome, now: float) -> TaskEvent:
         "attempt": record.ref.attempt,
         "error": record.outcome.error,
         "http_status": record.outcome.http_status,
+        "elapsed": round(record.outcome.elapsed, 3),
+        "worker": worker,
     }
+    if record.outcome.first_byte > 0:
+        data["first_byte"] = round(record.outcome.first_byte, 3)
     if record.delay is not None:
         data["retry_in"] = round(record.delay, 3)
     if record.is_dead_letter and record.outcome.error is not None:

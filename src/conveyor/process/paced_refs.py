@@ -16,9 +16,9 @@ from conveyor.model import PACED_KINDS, Job, Outcome, Pace, TaskRef
 from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
 from conveyor.process.target_queue import bounded_sum
 
-# Statuses by which a host asks for fewer requests, and errors that too many requests may cause.
-_REFUSALS = frozenset({"http_429", "http_503"})
-_FAILURES = frozenset({"timeout", "connect_timeout", "connect_failed", "read_failed"})
+# The status by which a host asks for fewer requests, and errors that too many requests may cause, among others.
+_REFUSAL = "http_429"
+_FAILURES = frozenset({"http_503", "timeout", "connect_timeout", "connect_failed", "read_failed"})
 # Where the host of a URL in an input may begin, and how many beginnings of inputs a lane remembers.
 _AUTHORITY = len('"https://')
 _MAX_PREFIXES = 2000
@@ -189,19 +189,17 @@ class PacedRefs(Generic[T]):
             return
         now = self._clock.monotonic()
         for pace, first, end in _by_pace(entries):
-            answered, seconds = 0, 0.0
+            seconds: list[float] = []
             for outcome in outcomes[first:end]:
                 code = None if outcome.error is None else outcome.error.code
-                if code is None or (code.startswith("http_") and code not in _REFUSALS):
-                    if outcome.spends_attempt:
-                        answered += 1
-                        seconds += 0.0 if is_long else outcome.elapsed
-                elif code in _REFUSALS:
+                if code == _REFUSAL:
                     pace.refuse(now, outcome.retry_after)
                 elif code in _FAILURES:
-                    pace.fail(now)
-            if answered:
-                pace.learn(answered, seconds, now)
+                    pace.fail(now, outcome.retry_after)
+                elif (code is None or code.startswith("http_")) and outcome.spends_attempt:
+                    seconds.append(0.0 if is_long else outcome.elapsed)
+            if seconds:
+                pace.learn(seconds, now)
 
     def learn_pages(self, entries: Sequence[T], elapsed: Sequence[float]) -> None:
         """Learn from attempts that succeeded, each in so many seconds. Call it before `release`."""
@@ -209,7 +207,7 @@ class PacedRefs(Generic[T]):
             return
         now = self._clock.monotonic()
         for pace, first, end in _by_pace(entries):
-            pace.learn(end - first, sum(elapsed[first:end]), now)
+            pace.learn(elapsed[first:end], now)
 
     def on_room(self, pace: HostPace) -> None:
         """References that wait for this host may start now."""

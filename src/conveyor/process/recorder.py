@@ -16,6 +16,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, OnExhausted, Options, Outcome, RunId, TaskRef
 from conveyor.process.body_store import BodyStore
+from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.outcome_writer import OutcomeWriter, with_since
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages
 from conveyor.process.retry import is_exhausted, late, retry_delay, too_late
@@ -51,6 +52,7 @@ class Recorder:
         lifecycle: Lifecycle,
         coordinator: Coordinator,
         clock: Clock,
+        breakdowns: BreakdownParts,
         linger: float,
         on_requeued: Callable[[RunId, float], None] = lambda run_id, delay: None,
         atomic: AtomicFlush | None = None,
@@ -62,7 +64,17 @@ class Recorder:
         self._linger = linger
         self._is_busy = is_busy
         self._writer = OutcomeWriter(
-            documents, tasks, queue, bodies, lifecycle, coordinator, clock, atomic, on_requeued, on_finished
+            documents,
+            tasks,
+            queue,
+            bodies,
+            lifecycle,
+            coordinator,
+            clock,
+            breakdowns,
+            atomic,
+            on_requeued,
+            on_finished,
         )
         self._waiting: list[RecordedOutcome] = []
         self._waiting_pages: list[RecordedPages] = []
@@ -75,6 +87,8 @@ class Recorder:
         self._has_changed = asyncio.Event()
         # Set when a flush ends: whoever waits for capacity looks again.
         self._flushed = asyncio.Event()
+        # Lanes that wait for capacity, without a coroutine for each.
+        self._resumes: dict[Callable[[], None], None] = {}
         # When the first outcome was added that is not recorded yet: of each flush, and of those that wait for one.
         self._since: dict[int, float] = {}
         self._flush_number = 0
@@ -111,6 +125,10 @@ class Recorder:
         while self.full:
             self._flushed.clear()
             await self._flushed.wait()
+
+    def when_capacity(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when the store may have caught up: once, however often it was asked."""
+        self._resumes[resume] = None
 
     def add(
         self, job: Job, chunks: Sequence[LeasedChunk], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]
@@ -225,7 +243,13 @@ class Recorder:
             self._bytes -= size
             self._since.pop(number, None)
             self._measure(count)
-            self._flushed.set()
+            self._on_capacity()
+
+    def _on_capacity(self) -> None:
+        self._flushed.set()
+        resumes, self._resumes = self._resumes, {}
+        for resume in resumes:
+            asyncio.get_running_loop().call_soon(resume)
 
     def _on_flushed(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)

@@ -28,9 +28,9 @@ RETRYABLE_ERRORS = frozenset(
     }
 )
 # Errors that are never retried, whatever the job says.
-FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", WORKER_LOST})
+FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", "blocked_by_robots", "robots_unavailable", WORKER_LOST})
 # Errors that end the retries, or the waiting, of a task whose next attempt might have succeeded.
-_EXHAUSTED_ERRORS = frozenset({"deadline", "target_down", "export_api_failed", "export_timeout"})
+_EXHAUSTED_ERRORS = frozenset({"deadline", "target_down", "robots_unavailable", "export_api_failed", "export_timeout"})
 # Errors of a target that is down. Not 429: that target is up and says when to retry.
 OUTAGE_ERRORS = frozenset(
     {"timeout", "connect_timeout", "connect_failed", "dns_failed", "read_failed", "gateway_failed"}

@@ -7,7 +7,7 @@ from math import inf
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import run_slots
-from conveyor.model import RunId
+from conveyor.model import RunId, TenantId
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.lane import Lane
 from conveyor.process.run_permits import PermitWish, RunPermits
@@ -20,6 +20,9 @@ _TURN_SECONDS = 1.0
 _BEHIND_SECONDS = 0.5
 _ASK_AGAIN = 5.0
 
+# At least so many runs of a tenant with all slots are served at a time.
+_MIN_SERVED = 16
+
 # The semaphore that all workers share if the fleet has a limit.
 ROLE = "role:worker"
 
@@ -27,15 +30,22 @@ ROLE = "role:worker"
 class SlotDealer:
     """An attempt starts only in a slot of its lane's width, and a lane is widened only by slots that are free. So no
     more attempts than `worker_concurrency` run, and attempts beyond the width of a lane that had to make room keep
-    their slots until they end. `ask_help` is called with a run that falls behind here."""
+    their slots until they end. `ask_help` is called with a run that falls behind here; `workers_of` says how many
+    workers serve a tenant."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, permits: RunPermits, ask_help: Callable[[RunId], None]
+        self,
+        settings: Settings,
+        clock: Clock,
+        permits: RunPermits,
+        ask_help: Callable[[RunId], None],
+        workers_of: Callable[[TenantId], int] = lambda tenant: 1,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._permits = permits
         self._help = ask_help
+        self._workers_of = workers_of
         self._times = SlotTimes(_TURN_SECONDS)
         # Slots to deal, as of the last deal; those in use, and by which lanes, with the time since when.
         self._slots = settings.worker_concurrency
@@ -115,7 +125,7 @@ class SlotDealer:
         self._owed.clear()
         by_run = {lane.job.run.run_id: lane for lane in lanes}
         for run_id, lane in by_run.items():
-            if (width := widths.get(run_id, 0)) <= lane.width:
+            if (width := widths.get(run_id, 0)) <= lane.width and not lane.is_settled(width):
                 lane.set_width(width)
             self._count(lane, now)
         for run_id, width in widths.items():
@@ -132,7 +142,8 @@ class SlotDealer:
         """Charge for the slots that the lane had in use since it was counted last, and count those that it has now."""
         used, since = self._used.get(lane, (0, now))
         if used:
-            self._times.charge(lane.job.tenant, lane.job.run.run_id, used * (now - since))
+            tenant = lane.job.tenant
+            self._times.charge(tenant, lane.job.run.run_id, used * (now - since), self._workers_of(tenant))
         in_use = lane.slots_in_use
         self._in_use += in_use - used
         if in_use:
@@ -172,4 +183,6 @@ class SlotDealer:
         job = lane.job
         tenant_served, served = self._times.order(job.tenant, job.run.run_id)
         want = min(lane.demand, job.options.concurrency)
-        return Demand(job.tenant, job.run.run_id, want, job.options.priority, served, tenant_served)
+        portion = max(1, min(lane.portion, self._settings.worker_concurrency // _MIN_SERVED))
+        workers = self._workers_of(job.tenant)
+        return Demand(job.tenant, job.run.run_id, want, job.options.priority, served, tenant_served, portion, workers)

@@ -1,4 +1,5 @@
-"""SlotTimes: how many slot-seconds tenants and their runs have had in one worker lately. Whoever had least is next."""
+"""SlotTimes: how many slot-seconds tenants and their runs have had lately, as one worker sees it. Whoever had least is
+next."""
 
 from collections.abc import Iterable
 from math import inf
@@ -25,9 +26,10 @@ class SlotTimes:
         self._floor = 0.0
         self._run_floors: dict[TenantId, float] = {}
 
-    def charge(self, tenant: TenantId, run_id: RunId, slot_seconds: float) -> None:
-        """Count slot time that a run has had."""
-        self._tenants[tenant] = self._tenants.get(tenant, self._floor) + slot_seconds
+    def charge(self, tenant: TenantId, run_id: RunId, slot_seconds: float, workers: int = 1) -> None:
+        """Count slot time that a run has had. A tenant that several workers serve is charged for all of them: what it
+        has here, it is taken to have at each."""
+        self._tenants[tenant] = self._tenants.get(tenant, self._floor) + slot_seconds * workers
         self._runs[run_id] = self._runs.get(run_id, self._run_floors.get(tenant, 0.0)) + slot_seconds
 
     def update(self, runs: Iterable[tuple[TenantId, RunId]], now: float) -> None:

@@ -17,6 +17,7 @@ from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.limits import TargetLimits, run_slots
 from conveyor.coordination.paces import Paces
 from conveyor.coordination.ready_marks import owner_of
+from conveyor.coordination.tenant_workers import TenantWorkers
 from conveyor.coordination.waits import publish_disk_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_of
@@ -30,6 +31,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import WORKERS, Chunk, Job, JobKind, RunId, TaskRef
 from conveyor.process.arrivals import Arrivals
 from conveyor.process.body_store import BodyStore
+from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.breaker_sharing import BreakerSharing
 from conveyor.process.dropped_lanes import DroppedLanes
 from conveyor.process.earlier_outcomes import EarlierOutcomes
@@ -42,6 +44,8 @@ from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
 from conveyor.process.lane import Lane, LaneTools
 from conveyor.process.lease_renewal import LeaseRenewal, by_queue
+from conveyor.process.load_tally import LoadTally
+from conveyor.process.page_copies import PageCopies
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.run_permits import RunPermits
 from conveyor.process.seats import SeatChanges, Seats
@@ -60,6 +64,8 @@ _QUIET_SECONDS = 1.0
 _DRAIN_SECONDS = 5.0
 # How often to share the paces of hosts.
 _PACE_SECONDS = 1.0
+# How often to share which tenants are served.
+_TENANT_SECONDS = 2.0
 # How soon a worker without a free slot polls for a long task again.
 _NO_SLOT_PAUSE = 2.0
 # How soon the queue redelivers a message whose references were lost with a fetcher.
@@ -97,9 +103,12 @@ class Worker:
         self._lifecycle = lifecycle
         self._executors = executors
         self._extractor = Extractor(executors.get(JobKind.PYTHON), bodies.blobs, clock)
+        self._copies = PageCopies(bodies.blobs, clock)
         self._earlier = EarlierOutcomes(records, tasks)
         self._stored = StoredBodyExecutor(self._earlier)
         self._lanes: dict[RunId, Lane] = {}
+        load = LoadTally(coordinator, self.name)
+        self._breakdowns = BreakdownParts(records.documents, clock, self.name, load)
         self._recorder = Recorder(
             records.documents,
             tasks,
@@ -108,6 +117,7 @@ class Worker:
             lifecycle,
             coordinator,
             clock,
+            self._breakdowns,
             settings.flush_seconds,
             self._on_requeued,
             atomic_flush,
@@ -126,7 +136,8 @@ class Worker:
         self._arrivals = Arrivals(queue)
         self._permits = RunPermits(coordinator, clock, self.name, lease)
         self._renewal = LeaseRenewal(queue, clock, lease, self._in_flight)
-        self._dealer = SlotDealer(settings, clock, self._permits, self._seats.ask_help)
+        self._tenant_workers = TenantWorkers(coordinator, self.name)
+        self._dealer = SlotDealer(settings, clock, self._permits, self._seats.ask_help, self._tenant_workers.count)
         self._dropped = DroppedLanes(queue, coordinator, executors, self._lanes, self.name, lease)
         self._sharing = BreakerSharing(
             self._breakers, coordinator, queue, clock, self._lanes, lambda: self._seats.is_built
@@ -135,10 +146,23 @@ class Worker:
         self._share_errand = Errand("share breakers", self._share, clock)
         watching, beating = Errand("watch", self._watch, clock), Errand("heartbeat", self._beat, clock)
         slots = settings.worker_concurrency
-        self._announcement = WorkerAnnouncement(records.documents, clock, self.name, slots, handlers)
+        self._announcement = WorkerAnnouncement(
+            records.documents, clock, self.name, slots, handlers, settings.allow_private_targets
+        )
         announcing = Errand("announce", self._announcement.renew, clock)
         pacing = Errand("share paces", self._share_paces, clock)
-        self._errands = [self._look_errand, self._share_errand, watching, beating, announcing, pacing]
+        self._breakdown_errand = Errand("write breakdowns", self._breakdowns.write_due, clock)
+        self._errands = [
+            self._look_errand,
+            self._share_errand,
+            watching,
+            beating,
+            announcing,
+            pacing,
+            Errand("share tenants", self._share_tenants, clock),
+            self._breakdown_errand,
+            Errand("share load", load.share, clock),
+        ]
         self._recording: asyncio.Task[None] | None = None
         # What looks have changed, for the next tick.
         self._changes: list[SeatChanges] = []
@@ -188,6 +212,7 @@ class Worker:
         if self._recording is not None:
             await self._recording
         await self.halt()
+        await self._breakdowns.close()
         for lane, chunks in zip(lanes, unfinished, strict=True):
             self._dropped.add(lane, chunks)
         await self._dropped.close()
@@ -291,6 +316,8 @@ class Worker:
 
     def _on_finished(self, run_id: RunId) -> None:
         """The recorder has recorded the last outcome of a run."""
+        if run_id in self._breakdowns:
+            self._breakdown_errand.hurry()
         if run_id in self._lanes:
             self._finished.append(run_id)
             self.wake()
@@ -358,6 +385,7 @@ class Worker:
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,
+            copies=self._copies,
             extractor=self._extractor,
             earlier=self._earlier,
             paces=self._paces if limited is job else None,
@@ -377,6 +405,12 @@ class Worker:
         """Share the paces of hosts with other workers."""
         await self._paces.share({lane.job.tenant for lane in self._lanes.values() if lane.is_paced})
         return _PACE_SECONDS
+
+    async def _share_tenants(self) -> float:
+        """Share which tenants this worker serves, while it has too few slots for all of them."""
+        if self._dealer.is_contended:
+            await self._tenant_workers.share({lane.job.tenant for lane in self._lanes.values() if lane.demand})
+        return _TENANT_SECONDS
 
     async def _watch(self) -> float:
         """Watch what runs: processes and attempts that hang, bytes that are leased."""
@@ -412,7 +446,6 @@ class Worker:
         self._permits.forget(run_slots(lane.job.run.run_id))
         self._dealer.forget(lane)
         self._dropped.add(lane, await lane.stop(0.0))
-        self._dealer.on_slots_freed(lane)
         self.wake()
 
     async def _shed_long_tasks(self) -> None:

@@ -69,7 +69,8 @@ def body_name(task: Task) -> str:
 
 def id_name(task: Task) -> str | None:
     """The name by the user's id; None if it has none, or nothing of it can be a name."""
-    own = safe_text(id_of(task.input) or "")
+    label = id_of(task.input)
+    own = safe_text(label) if label else ""
     if not own:
         return None
     extension = extension_of(task)

@@ -12,6 +12,7 @@ from conveyor.coordination.limits import run_slots
 from conveyor.coordination.paces import list_paces
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
 from conveyor.jobs.announced_workers import live_workers
+from conveyor.jobs.load_history import load_history
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
 from conveyor.read.status import wait_json
 from conveyor.system import System
@@ -65,6 +66,21 @@ async def hosts_json(system: System, tenant: TenantId) -> list[dict[str, Any]]:
     ]
 
 
+async def load_json(system: System, tenant: TenantId) -> dict[str, Any]:
+    """The load of a tenant over time, by minute and by hour; intervals in which nothing was seen are left out."""
+    history = await load_history(system.records.documents, tenant)
+    return {
+        name: {
+            "seconds": seconds,
+            "items": [
+                {"at": iso_text(number * seconds), **msgspec.structs.asdict(point)}
+                for number, point in sorted(points.items())
+            ],
+        }
+        for name, seconds, points in (("minutes", 60, history.minutes), ("hours", 3600, history.hours))
+    }
+
+
 async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit: int) -> dict[str, Any]:
     """The tenant's unfinished runs, newest job first."""
     active = [job for job in await system.records.jobs.active_jobs() if job.tenant == tenant]
@@ -98,6 +114,7 @@ async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
             "version": said.version,
             "slots": said.slots,
             "handlers": said.handlers,
+            "private_targets": said.private_targets,
             "started_at": iso_text(said.started_at),
             "at": iso_text(said.at),
         }

@@ -89,6 +89,7 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
         "index": task.index,
         "input": shown_input(task.input),
         "status": task.status.label,
+        "unchanged": task.is_unchanged,
         "attempts": task.attempts,
         "http_status": task.http_status,
         "error": error_json(task),
@@ -135,7 +136,7 @@ async def body_link(blobs: Blobs, task: Task, path: str | None) -> str | None:
 
 def error_json(task: Task) -> TaskError | None:
     """Why the task failed. The row has the code even if the detail was dropped."""
-    if task.detail.error is None and task.error_code is not None:
+    if task.detail.error is None and task.error_code is not None and not task.is_unchanged:
         return TaskError(task.error_code, "")
     return task.detail.error
 

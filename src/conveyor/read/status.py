@@ -23,6 +23,7 @@ from conveyor.jobs.secrets import shown_options
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.read.runs import LATEST_PER_TASK
+from conveyor.read.transfers import Transfers, transfers
 from conveyor.states import ENDED, WORKABLE, RunState
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     wait: Wait | None
     # The job's runs before this one, newest first, with their counts.
     older: list[tuple[Run, Counts]] = []
+    transfers: Transfers | None = None
 
 
 _samples = msgspec.json.Decoder(list[Sample])
@@ -154,8 +156,10 @@ async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Ru
 async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
     # Concurrently: each is a round trip to the store.
-    whole, ingest = await asyncio.gather(
-        job_counts(records, tasks, job, coordinator, TOP_ERRORS), _ingest(records, coordinator, job)
+    whole, ingest, moving = await asyncio.gather(
+        job_counts(records, tasks, job, coordinator, TOP_ERRORS),
+        _ingest(records, coordinator, job),
+        transfers(records.documents, job),
     )
     counts = whole.run
     return Live(
@@ -168,6 +172,7 @@ async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, c
         ingest=ingest,
         time=await task_time(coordinator, run.run_id),
         wait=await wait_of(coordinator, clock, job, counts),
+        transfers=moving,
     )
 
 
@@ -194,6 +199,7 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
         "rate": round(live.rate, 3),
         "eta": _eta(run, live.counts, live.rate),
         "task_time": live.time,
+        "transfers": None if live.transfers is None else msgspec.structs.asdict(live.transfers),
     }
 
 
@@ -231,9 +237,7 @@ def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
         "counts": {
             "pending": max(run.total - counts.ended - running, 0),
             "running": running,
-            "succeeded": counts.succeeded,
-            "failed": counts.failed,
-            "cancelled": counts.cancelled,
+            **msgspec.structs.asdict(counts),
         },
         "created_at": iso_time(run.created_at),
         "ended_at": iso_time(run.ended_at),
@@ -252,6 +256,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "dead_lettered": lineage.dead_lettered,
         "damaged": lineage.damaged,
         "extract_only": lineage.extract_only,
+        "changed_only": lineage.changed_only,
         "host": lineage.host,
         "options": shown_options(lineage.overrides),
     }
@@ -321,7 +326,9 @@ async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:
 
 async def _rate(coordinator: Coordinator, clock: Clock, run: Run, counts: Counts) -> float:
     if run.state in ENDED:
-        return _average(run, run.total, run.created_at if run.ended_at is None else run.ended_at)
+        # Cancelled tasks took no time.
+        worked = counts.succeeded + counts.failed
+        return _average(run, worked, run.created_at if run.ended_at is None else run.ended_at)
     sample = Sample(clock.now(), counts.ended)
     before = await _add_sample(coordinator, f"rate:{run.run_id}", sample)
     anchor = _anchor(before, sample.at)

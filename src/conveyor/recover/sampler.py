@@ -19,6 +19,7 @@ from conveyor.jobs.dead_lettered_tasks import oldest_dead_lettered
 from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import BEAT, PROGRESS, WORKERS, Job
 from conveyor.recover.backlog import Backlog, QueueSample, WorkWaiting, work_waiting
+from conveyor.recover.load_keeper import LoadKeeper
 from conveyor.states import WORKABLE, RunState
 from conveyor.system import System
 from conveyor.telemetry import metrics
@@ -51,13 +52,14 @@ class Sampler:
         self._active = active or ActiveJobs(system.records.jobs, system.clock)
         self._buckets = buckets
         self._backlog = Backlog(system)
+        self._load = LoadKeeper(system)
         # Live workers, as last read.
         self._workers = 0
 
     async def tick(self) -> float:
         if self._buckets.leads:
             jobs = await self._active.read()
-            await run_all(partial(self._sample, jobs), self._letters, self._lateness)
+            await run_all(partial(self._sample, jobs), partial(self._keep_load, jobs), self._letters, self._lateness)
             return self._system.settings.sample_seconds
         for gauge in metrics.SAMPLED:
             gauge.clear()
@@ -79,6 +81,9 @@ class Sampler:
         idle = [now - run.moved_at for run in self._backlog.runs.values()]
         metrics.RUN_IDLE_SECONDS.set(max(idle, default=0.0))
         self._publish(work_waiting(self._backlog.runs.values(), self._slots(), shared))
+
+    async def _keep_load(self, jobs: Sequence[Job]) -> None:
+        await self._load.keep(jobs, self._backlog.runs)
 
     async def _queues(self, shared: QueueSample | None) -> None:
         runs = self._backlog.runs.values()

@@ -99,6 +99,8 @@ class Sweeper:
         self._active = active or ActiveJobs(records.jobs, clock)
         self._buckets = buckets
         self._restorer = restorer
+        # Asked once: the check of a capability is slow.
+        self._reveals = queue if isinstance(queue, Reveals) else None
         self._max_hold = max_hold
         self._trusted = trusted
         self._asked_at: dict[RunId, float] = {}
@@ -130,7 +132,7 @@ class Sweeper:
         self._asked_at = {run_id: at for run_id, at in self._asked_at.items() if run_id in known}
         self._stalled.forget_others(known)
         self._runs.forget_others(known)
-        due = self._visits.due(active, _run_id, _mark)
+        due = self._visits.due(active, _run_id, _mark, self._active.listed_at)
         await self._runs.each(due, _run_id, partial(self._check_run, swept))
 
     async def _check_run(self, swept: Swept, job: Job) -> None:
@@ -249,12 +251,12 @@ class Sweeper:
     async def _reveal(self, job: Job, swept: Swept) -> int:
         """Make messages visible that are hidden for longer than any lease or delay of the run: the clock was set
         back since, or the clock of their sender is ahead."""
-        if not isinstance(self._queue, Reveals):
+        if self._reveals is None:
             return 0
         retries = max(self._max_hold, longest_delay(job.options))
         revealed = 0
         for queue, longest in zip(run_queues(job.run.run_id), (self._max_hold, retries), strict=True):
-            revealed += await self._queue.reveal(queue, longest + CLOCK_SLACK)
+            revealed += await self._reveals.reveal(queue, longest + CLOCK_SLACK)
         if revealed:
             log.error("clock was set back: hidden messages are visible again", run=job.run.run_id, messages=revealed)
         swept.revealed += revealed

@@ -7,7 +7,6 @@ Unfinished jobs go on where they are and are moved once they have finished. The 
 stay for its readers, until `clean` deletes them.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
@@ -18,8 +17,8 @@ from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, 
 from conveyor.errors import InvalidSetting
 from conveyor.faults import crashpoint
 from conveyor.jobs.latest_outcomes import latest_outcomes
+from conveyor.jobs.row_counts import RowCounts
 from conveyor.model import (
-    Counts,
     EventRecord,
     InputJson,
     Job,
@@ -178,17 +177,16 @@ class TaskMover:
     async def _copy(self, key: RunKey, before: Sequence[RunKey]) -> RunTally:
         """Copy a run, which comes after others of its job, and count what was read."""
         source = self._router.engine_of(key)
-        statuses: Counter[TaskStatus] = Counter()
+        counted = RowCounts()
         for shard in range(max(1, key.shard_count)):
             after = None
             while page := await source.page(key, shard, after, _ROWS, TaskFilter()):
                 after = page[-1].task_id
                 await self._copy_rows(key, page, await _priors(source, before, page))
-                statuses.update(task.status for task in page)
+                counted.add(page)
                 self.totals.tasks += len(page)
                 self._report(self.totals)
-        counts = Counts(*(statuses[s] for s in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)))
-        return RunTally(statuses.total(), counts, await self._copy_events(source, key))
+        return RunTally(counted.total, counted.counts, await self._copy_events(source, key))
 
     async def _copy_rows(self, key: RunKey, tasks: Sequence[Task], priors: Mapping[int, str]) -> None:
         seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode()), priors.get(task.index)) for task in tasks]

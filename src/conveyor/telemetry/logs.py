@@ -14,6 +14,8 @@ from conveyor.telemetry import metrics
 from conveyor.telemetry.redact import printable, redact_event
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+# Events that the progress of a run shows in words.
+_SHOWN = frozenset({"breaker opened", "breaker closed"})
 
 
 class _StandardError:
@@ -27,13 +29,15 @@ class _StandardError:
 
 
 def configure_log(level: str, quiet: bool = False, form: str = "auto") -> None:
-    """Configure structlog and the standard logging. `quiet`, for commands with a live bar, drops the level info."""
+    """Configure structlog and the standard logging. `quiet`, for commands with a live bar, drops the level info,
+    and what the bar tells by itself."""
     number = _LEVELS.get(level.lower())
     if number is None:
         raise InvalidSetting(f"Unknown log level {level!r}. Set CONVEYOR_LOG_LEVEL to one of {', '.join(_LEVELS)}.")
     if quiet and number == logging.INFO:
         number = logging.WARNING
     every: list[Processor] = [
+        *([_drop_shown] if quiet and number >= logging.WARNING else []),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -73,6 +77,12 @@ def _configure_libraries(before: list[Processor], last: list[Processor]) -> None
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
+
+
+def _drop_shown(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if event.get("event") in _SHOWN:
+        raise structlog.DropEvent
+    return event
 
 
 def _explain_disk(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -24,6 +24,7 @@ _FAILURES = (
     *("http_3xx", "http_4xx", "http_5xx", "timeout", "connect_timeout", "connect_failed", "dns_failed", "tls_failed"),
     *("read_failed", "decode_failed", "target_refused", "target_down", "bad_url", "bad_input", "bad_redirect"),
     *("too_many_redirects", "body_too_large", "gateway_failed", "range_failed", "file_changed", "checksum_mismatch"),
+    *("blocked_by_robots", "robots_unavailable"),
     *("too_slow", "export_failed", "export_timeout", "bad_answer", "handler_raised"),
     *("process_failed", "worker_lost", "stuck", "deadline", "store_failed", "internal", OTHER),
 )

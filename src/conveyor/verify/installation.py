@@ -1,22 +1,21 @@
 """The verification of an installation, or of one of its jobs: every job with its runs, bodies, lists and exports, then
 the schedules and dead letters, then the objects that nothing refers to. It reads only, unless it is told to repair."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import NotFound
 from conveyor.jobs.job_counts import forget_job_counts, job_counts
+from conveyor.jobs.row_counts import RowCounts
 from conveyor.model import Job, JobId, Page, Run, TenantId
 from conveyor.read.latest import latest_batches
-from conveyor.states import TaskStatus
 from conveyor.system import System
 from conveyor.verify.file_check import FileCheck
 from conveyor.verify.findings import UNREADABLE, Finding, FindingKind, Findings, Pacing, error_text
 from conveyor.verify.message_check import MessageCheck
 from conveyor.verify.orphan_objects import OrphanObjects
-from conveyor.verify.run_check import RunCheck, count_text, counts_of
+from conveyor.verify.run_check import RunCheck, count_text
 
 _JOBS = 200
 _UNSWEPT = 10_000
@@ -141,12 +140,12 @@ class Installation:
         """Compare the counts of a job that was rerun with the latest outcomes of its tasks."""
         records, tasks = self._system.records, self._system.tasks
         keys = [job.key_of(run) for run in runs]
-        statuses: Counter[TaskStatus] = Counter()
+        rows = RowCounts()
         async with aclosing(latest_batches(tasks, keys, TaskFilter(), None)) as batches:
             async for batch, _ in batches:
-                statuses.update(task.status for task in batch)
+                rows.add(batch)
                 await self._pacing.rest()
-        counted = counts_of(statuses)
+        counted = rows.counts
         shown = (await job_counts(records, tasks, job)).counts
         now = await records.jobs.job(job.tenant, job.job_id)
         if shown == counted or now is None or now.run.run_id != job.run.run_id:

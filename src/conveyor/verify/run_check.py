@@ -1,20 +1,20 @@
 """One run: its rows are counted and compared with its counts and its total, and every body that they refer to is read
 and compared with what was written. Rows are read in pages, bodies in windows, long bodies as streams."""
 
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
 from conveyor.jobs.job_counts import forget_job_counts
+from conveyor.jobs.row_counts import RowCounts
 from conveyor.model import BodyRef, Counts, Job, Run, RunKey, Task, TaskError, piece_key
 from conveyor.read.body_reader import LARGE, as_extracted, damage_of, is_damaged, windows
 from conveyor.read.results import stream_body
 from conveyor.read.verification import count_drift
 from conveyor.read.walk import END, ROWS, Position, TaskBatch
-from conveyor.states import ENDED, TaskStatus
+from conveyor.states import ENDED
 from conveyor.system import System
 from conveyor.verify.findings import Finding, FindingKind, Findings, Pacing
 
@@ -53,8 +53,8 @@ class RunCheck:
         tasks, key = self._system.tasks, job.key_of(run)
         # Before the rows: those of an unfinished run may only be ahead of it.
         stored = await tasks.counts(key)
-        statuses = await self._read_rows(job, run)
-        counted = counts_of(statuses)
+        rows = await self._read_rows(job, run)
+        counted = rows.counts
         exact = run.state in ENDED and counted.ended == run.total
         if exact:
             # They are final now; the sweeper may have cancelled tasks since.
@@ -67,7 +67,7 @@ class RunCheck:
         if drifted:
             detail = f"The run counts {count_text(stored)}; its rows are {count_text(counted)}."
             self._add(Finding(FindingKind.COUNTS, detail, job.job_id, run.number, repaired=repaired))
-        await self._check_total(job, run, statuses.total())
+        await self._check_total(job, run, rows.total)
         self._findings.checked.runs += 1
         return exact and (repaired or not drifted)
 
@@ -85,15 +85,15 @@ class RunCheck:
             )
             self._add(Finding(FindingKind.TOTAL, detail, job.job_id, run.number))
 
-    async def _read_rows(self, job: Job, run: Run) -> Counter[TaskStatus]:
+    async def _read_rows(self, job: Job, run: Run) -> RowCounts:
         """Check the bodies of all rows, and count the rows by status."""
         blobs, checked = self._system.blobs, self._findings.checked
-        statuses: Counter[TaskStatus] = Counter()
+        counted = RowCounts()
         rows = _batches(row_pages(self._system.tasks, job.key_of(run)))
         async with aclosing(windows(blobs, rows, with_bodies=True, deflated=True)) as stream:
             async for window in stream:
+                counted.add(window.tasks)
                 for task, body in zip(window.tasks, window.bodies, strict=True):
-                    statuses[task.status] += 1
                     ref = task.detail.body
                     if ref is None:
                         continue
@@ -108,7 +108,7 @@ class RunCheck:
                 checked.tasks += len(window.tasks)
                 self._findings.step()
                 await self._pacing.rest()
-        return statuses
+        return counted
 
     async def _check_extracted(self, job: Job, run: Run, tasks: list[Task]) -> None:
         """Check what was extracted from bodies, as bodies are checked."""
@@ -143,14 +143,10 @@ class RunCheck:
         self._findings.add(finding)
 
 
-def counts_of(statuses: Mapping[TaskStatus, int]) -> Counts:
-    """Rows by status, as counts."""
-    return Counts(*(statuses[each] for each in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)))
-
-
 def count_text(counts: Counts) -> str:
     """Counts in words."""
-    return f"{counts.succeeded} succeeded, {counts.failed} failed, {counts.cancelled} cancelled"
+    unchanged = f" ({counts.unchanged} unchanged)" if counts.unchanged else ""
+    return f"{counts.succeeded} succeeded{unchanged}, {counts.failed} failed, {counts.cancelled} cancelled"
 
 
 async def _batches(pages: AsyncGenerator[list[Task], None]) -> AsyncGenerator[TaskBatch, None]:

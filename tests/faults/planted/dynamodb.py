@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.engines.dynamodb import active_index, statements
 from conveyor.engines.dynamodb import tasks as dynamodb_tasks
-from conveyor.errors import EngineFailed
+from conveyor.errors import EngineFailed, EngineRefused
 from conveyor.export import sorting, spool
 from conveyor.export.spool import SortedSpool
 from conveyor.process import outcomes
@@ -24,7 +24,7 @@ def fail_a_batch_at_its_invalid_statement(patch: pytest.MonkeyPatch) -> None:
     def raising(self: Any, response: statements.Raw) -> str | None:
         found = code(self, response)
         if found == statements._REFUSED:
-            raise EngineFailed("DynamoDB refused a statement: ValidationError")
+            raise EngineRefused("DynamoDB refused a statement: ValidationError")
         return found
 
     patch.setattr(statements._Batches, "_code", raising)

@@ -9,9 +9,12 @@ from conveyor import lifecycle
 from conveyor.accept import resume
 from conveyor.coordination.isolation import Isolation
 from conveyor.engines.ingest_sums import sums_of
+from conveyor.engines.queue import Delivery
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import ingests
 from conveyor.engines.sqlite.ingests import SqliteIngests
+from conveyor.ingest import ingester
+from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.turns import Turn
 from conveyor.lists import reader as lists
 from conveyor.model import Counts, FailureThreshold, Ingested, InputJson, Job, JobId, RunId, TaskRef
@@ -110,7 +113,30 @@ def add_up_at_every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ingests.SQL, "add_sums", added_up)
 
 
+def count_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingester, "is_outage", lambda error: False)
+
+
+def count_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(self: Ingester, job: Job, number: int | None, delivery: Delivery, error: Exception) -> None:
+        self._failures[job.run.run_id, number] = delivery.receives - 1
+        await by_failures(self, job, number, delivery, error)
+
+    by_failures = Ingester._handle_failure
+    monkeypatch.setattr(Ingester, "_handle_failure", handle)
+
+
 PLANTED = [
+    Planted(
+        "an engine that is away spends the attempts of an ingest",
+        count_outages,
+        test_ingest_again.an_engine_that_is_away_fails_no_ingest,
+    ),
+    Planted(
+        "an ingest gives up by how often its message came",
+        count_receives,
+        test_ingest_again.a_message_that_came_often_has_not_failed_often,
+    ),
     Planted(
         "a long list makes the lists of others wait",
         keep_the_turn,

@@ -27,7 +27,7 @@ from tests.faults.planted import Planted
 from tests.flow import test_blocked_jobs, test_lanes, test_lost_workers
 from tests.support.small_fleet import Recording, open_fleet
 from tests.unit.coordination import test_breaker
-from tests.unit.process import test_slot_dealer, test_target_queues
+from tests.unit.process import test_remote_lane, test_slot_dealer, test_target_queues
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -199,7 +199,27 @@ def slots_wait_for_the_next_tick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlotDealer, "on_slots_freed", lambda dealer, lane: dealer._count(lane, dealer._clock.monotonic()))
 
 
+def slots_wait_for_their_targets(patch: pytest.MonkeyPatch) -> None:
+    """The slots of a stopped lane go to no other before the coordinator has those of its targets back."""
+    stop = RemoteLane.stop
+
+    async def stop_unheard(lane: RemoteLane, grace: float) -> list[LeasedChunk]:
+        heard = lane._owner.on_slots_freed
+        patch.setattr(lane._owner, "on_slots_freed", _nothing)
+        left = await stop(lane, grace)
+        patch.setattr(lane._owner, "on_slots_freed", heard)
+        heard(lane)
+        return left
+
+    patch.setattr(RemoteLane, "stop", stop_unheard)
+
+
 PLANTED = [
+    Planted(
+        "slots of a stopped lane wait for the coordinator",
+        slots_wait_for_their_targets,
+        test_remote_lane.test_slots_of_a_stopped_lane_are_free_at_once,
+    ),
     Planted(
         "slots are dealt that attempts of other lanes have",
         slots_in_use_are_dealt,

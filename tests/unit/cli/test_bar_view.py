@@ -30,6 +30,12 @@ def job(state: str, **more: Any) -> Snapshot:
         ),
         (view_job(job("running", eta=98.0)), "10 of 500 done, 3 failed, 2 invalid, 5.0/s, eta 1 min 38 s"),
         (view_job(job("completed", ingest=None)), "10 of 500 done, 3 failed, completed"),
+        (
+            view_job(
+                job("completed", ingest=None, counts={"succeeded": 7, "failed": 0, "cancelled": 0, "unchanged": 5})
+            ),
+            "7 of 500 done, 5 unchanged, completed",
+        ),
     ],
 )
 def test_lines(view: Any, line: str) -> None:

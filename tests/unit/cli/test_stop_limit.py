@@ -32,7 +32,10 @@ def test_a_command_that_does_not_stop_exits() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == EXIT_TERMINATED
     assert said.startswith("conveyor: Not stopped after 0.1 s: a disk or an engine does not answer.")
 

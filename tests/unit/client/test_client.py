@@ -241,7 +241,8 @@ def test_letters_are_redriven_in_parts(server: Server, client: Client) -> None:
         busy,
     ]
     done = client.redrive([str(number) for number in range(2002)])
-    assert done == {"redriven": 991, "skipped": 1011, "runs": [{"job_id": "a", "run_id": "b"}]}
+    runs = [{"job_id": "a", "run_id": "b"}]
+    assert done == {"redriven": 991, "requeued": 0, "skipped": 1011, "blocked": 2, "runs": runs}
     assert [len(json.loads(asked.body)["ids"]) for asked in server.asked] == [1000, 1000, 2]
     server.answers = [busy]
     with pytest.raises(errors.RunNotEnded):

@@ -18,6 +18,7 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (options.JobOptions, model.Options),
     (options.BackoffOptions, model.Backoff),
     (options.GatewayOptions, model.Gateway),
+    (options.PooledGatewayOptions, model.PooledGateway),
     (options.FailureThresholdOptions, model.FailureThreshold),
     (options.OutageOptions, model.Outage),
     (options.BreakerOptions, model.Breaking),
@@ -26,8 +27,11 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (options.ExportCallOptions, model.ExportCall),
     (options.ExportPollOptions, model.ExportPoll),
     (options.ExportRetryOptions, model.ExportRetry),
-    (options.Filter, ExportSelect),
 ]
+
+
+def test_names_of_filters() -> None:
+    assert {*typing.get_type_hints(options.Filter), "changed"} == set(ExportSelect.__struct_fields__)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda kind: kind.__name__)

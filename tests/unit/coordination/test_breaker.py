@@ -1,6 +1,7 @@
 """Breakers over a real coordinator: when they open, who knows, how they are tried and released, and that losing the
 coordinator only closes them."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,18 @@ from conveyor.coordination.breaker_states import MAX_RUNS, breaker_key, current_
 from conveyor.coordination.waits import waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import EngineFailed
-from conveyor.model import Breaking, Gateway, InputJson, Job, Outcome, RunId, TaskError, TaskRef, TenantId
+from conveyor.model import (
+    Breaking,
+    Gateway,
+    InputJson,
+    Job,
+    Outcome,
+    PooledGateway,
+    RunId,
+    TaskError,
+    TaskRef,
+    TenantId,
+)
 from conveyor.process.executors.fetch.fetch_executor import input_origin
 from conveyor.process.gate import Gate
 from conveyor.settings import Settings
@@ -444,9 +456,10 @@ def ref(text: str = "https://a.example/x") -> TaskRef:
 
 
 class Passing:
-    def __init__(self, given: TaskRef) -> None:
+    def __init__(self, given: TaskRef, gateway: int = 0) -> None:
         self.ref = given
         self.probes: tuple[str, ...] = ()
+        self.gateway = gateway
 
 
 def failed(code: str, status: int | None = None) -> Outcome:
@@ -556,6 +569,78 @@ class TestGate:
         gate.record([Passing(ref())] * 20, [failed("gateway_failed")] * 20)
         await one.report()
         assert one.state(breaker_key(ACME, "gateway:http://gate.example")) is not None
+
+    async def test_a_gateway_of_a_pool_that_is_down_gets_nothing_and_nobody_waits(
+        self, system: System, clock: ManualClock
+    ) -> None:
+        one = breakers(system, clock)
+        names = [f"gateway:http://gate{number}.example:3128" for number in range(3)]
+        members = [PooledGateway(proxy=f"http://u:p@gate{number}.example:3128") for number in range(3)]
+        job = make_job(clock, gateway=Gateway(pool=members), breaker=Breaking(patience=100))
+        gate = gate_of(one, job)
+
+        def taken(count: int = 30) -> Counter[int]:
+            entries = [Passing(ref()) for _ in range(count)]
+            gate.assign_gateways(entries)
+            return Counter(entry.gateway for entry in entries)
+
+        assert taken() == {0: 10, 1: 10, 2: 10}
+        entries = [Passing(ref(), gateway=1) for _ in range(20)]
+        gate.record(entries, [failed("gateway_failed")] * 20)
+        await one.report()
+        assert [one.state(breaker_key(ACME, name)) is not None for name in names] == [False, True, False]
+        assert gate.check(ref()) == 0.0
+        assert gate.open_until() is None
+        assert taken() == {0: 15, 2: 15}
+        # Half-open: a task probes it; the next one may not, and goes through another gateway at once.
+        clock.advance(31)
+        assert gate.check(ref()) is None
+        probe, other = Passing(ref()), Passing(ref())
+        assert await gate.acquire_probe(probe) == 0.0
+        assert await gate.acquire_probe(other) == 0.0
+        gate.assign_gateways([probe, other])
+        assert probe.gateway == 1
+        assert other.gateway != 1
+        assert (len(probe.probes), other.probes) == (1, ())
+        assert gate.check(ref()) == 0.0, "after a refusal nobody asks for a while"
+        # The probe meets a host that is down behind a gateway that is up.
+        gate.record([probe], [failed("http_504", 504)])
+        await one.report()
+        state = one.state(breaker_key(ACME, names[1]))
+        assert state is not None
+        assert state.level == 1
+
+    async def test_a_job_waits_once_all_gateways_of_its_pool_are_down(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        members = [PooledGateway(proxy=f"http://gate{number}.example:3128") for number in range(2)]
+        job = make_job(clock, gateway=Gateway(pool=members), breaker=Breaking(patience=50))
+        gate = gate_of(one, job)
+        gate.record([Passing(ref(), gateway=0)] * 20, [failed("gateway_failed")] * 20)
+        await one.report()
+        clock.advance(20)
+        gate.record([Passing(ref(), gateway=1)] * 20, [failed("gateway_failed")] * 20)
+        await one.report()
+        until = gate.open_until()
+        assert until is not None
+        assert until - clock.now() == pytest.approx(10), "until the first one half-opens"
+        wait = gate.check(ref())
+        assert isinstance(wait, float)
+        assert 10 <= wait <= 12
+        await one.report()
+        said = await waiting(system.coordinator, job.run.run_id)
+        assert said is not None
+        assert said.target == "gateway:http://gate0.example:3128"
+        # Both stay down: the patience is that with the last one that went.
+        clock.advance(11)
+        for _ in range(2):
+            probe = Passing(ref())
+            assert await gate.acquire_probe(probe) == 0.0
+            gate.record([probe], [failed("gateway_failed")])
+            await one.report()
+            clock.advance(20)
+        verdict = gate.check(ref())
+        assert isinstance(verdict, TaskError)
+        assert verdict.message == "all 2 gateways of the pool were down for more than 50 seconds: gateway_failed"
 
     async def test_a_lane_that_goes_leaves_no_canary_behind(self, system: System, clock: ManualClock) -> None:
         one = breakers(system, clock)

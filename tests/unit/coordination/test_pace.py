@@ -3,6 +3,7 @@
 import heapq
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,18 +29,37 @@ class Lane:
 
 class Server:
     """Answers within `base` seconds up to `capacity` requests at once, and more slowly beyond that: with `power` 1 its
-    throughput stays, as that of a queue, and with more it falls. Above `refuses` it answers 503 at once."""
+    throughput stays, as that of a queue, and with more it falls. Above `refuses` it answers 503 at once. Whatever the
+    load, it answers 503 for the share `broken` of its pages, and the share `slow` takes 0.2 to 0.4 seconds."""
 
-    def __init__(self, capacity: int, base: float, power: float = 1.0, refuses: float = 1e9) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        base: float,
+        power: float = 1.0,
+        refuses: float = 1e9,
+        *,
+        broken: float = 0.0,
+        slow: float = 0.0,
+        seed: int = 7,
+    ) -> None:
         self.busy = 0
         self._capacity, self._base, self._power, self._refuses = capacity, base, power, refuses
-        self._random = random.Random(7)
+        self._broken, self._slow = broken, slow
+        # Whether its 503 has a Retry-After, which is about the page.
+        self.is_flaky = broken > 0
+        self._random = random.Random(seed)
 
     def answer(self) -> tuple[bool, float]:
         if self.busy > self._refuses:
             return False, 0.005
+        if self._broken and self._random.random() < self._broken:
+            return False, self._base
+        seconds = self._base * self._random.uniform(0.8, 1.2)
+        if self._slow and self._random.random() < self._slow:
+            seconds = self._random.uniform(0.2, 0.4)
         load = max(1.0, self.busy / self._capacity)
-        return True, self._base * load**self._power * self._random.uniform(0.8, 1.2)
+        return True, seconds * load**self._power
 
 
 class Figures:
@@ -60,14 +80,17 @@ def simulate(server: Server, seconds: float, fixed: int | None = None, lane: Lan
             pace.start(lane, 1)
             is_answered, elapsed = server.answer()
             heapq.heappush(answers, (now + elapsed, sent, is_answered, elapsed))
+        if not answers:
+            now = pace.paused_until
+            continue
         now, _, is_answered, elapsed = heapq.heappop(answers)
         server.busy -= 1
         if is_answered:
             done += 1
-            pace.learn(1, elapsed, now)
+            pace.learn([elapsed], now)
         else:
             refused += 1
-            pace.refuse(now)
+            pace.fail(now, 1.0 if server.is_flaky else None)
         pace.finish(lane, 1, now)
         limits.append(int(pace.limit))
     return Figures(done / now, refused, limits)
@@ -90,6 +113,42 @@ def test_a_server_that_degrades_is_used_as_well_as_by_the_best_fixed_setting(ser
     assert found.refused <= 0.02 * found.throughput * 20, "next to nothing, while the pace is found"
 
 
+OWN: dict[str, dict[str, Any]] = {
+    "2 % broken": {"broken": 0.02},
+    "5 % broken": {"broken": 0.05},
+    "20 % broken": {"broken": 0.2},
+    "40 % broken": {"broken": 0.4},
+    "5 % slow": {"slow": 0.05},
+    "30 % slow": {"slow": 0.3},
+    "as the demo": {"broken": 0.04, "slow": 0.08},
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
+def test_pages_that_fail_or_are_slow_by_themselves_do_not_slow_down_the_others(own: dict[str, Any]) -> None:
+    for seed in (1, 2):
+        fixed = simulate(Server(1000, 0.01, **own, seed=seed), 4, fixed=64)
+        found = simulate(Server(1000, 0.01, **own, seed=seed), 4, lane=Lane(64))
+        assert found.throughput >= 0.9 * fixed.throughput, seed
+
+
+def test_a_host_that_is_down_as_a_whole_is_paused_and_then_used_as_before() -> None:
+    pace, lane = HostPace("acme", "a.example"), Lane()
+    now = 0.0
+    for number in range(60):
+        count = min(pace.room(lane, now), WIDTH)
+        pace.start(lane, count)
+        if 20 <= number < 24:
+            for _ in range(count):
+                pace.fail(now, 2.0)
+        else:
+            pace.learn([0.05] * count, now)
+        pace.finish(lane, count, now)
+        now = max(now + 0.05, pace.paused_until)
+    assert now > 4, "Retry-After of all of them is about the host"
+    assert pace.limit > 4 * START, "and then it goes on"
+
+
 def test_a_fast_server_gets_the_whole_width_at_once() -> None:
     unlimited = simulate(Server(1000, 0.002), 2, fixed=WIDTH)
     found = simulate(Server(1000, 0.002), 2)
@@ -106,7 +165,7 @@ def test_latency_that_does_not_depend_on_the_number_of_requests_is_no_reason_to_
         pace.start(lane, min(room, WIDTH))
         now += 0.1
         sent = pace.in_flight
-        pace.learn(sent, sent * (0.1 if number < 100 else 0.3), now)
+        pace.learn([0.1 if number < 100 else 0.3] * sent, now)
         pace.finish(lane, sent, now)
     assert pace.limit > 100
 
@@ -117,7 +176,7 @@ def test_retry_after_pauses_the_host_and_then_it_begins_with_a_fraction() -> Non
     while pace.limit < 64:
         pace.start(lane, pace.room(lane, now))
         count = pace.in_flight
-        pace.learn(count, 0.05 * count, now)
+        pace.learn([0.05] * count, now)
         pace.finish(lane, count, now)
         now += 0.05
     pace.start(lane, 64)
@@ -136,10 +195,12 @@ def test_retry_after_pauses_the_host_and_then_it_begins_with_a_fraction() -> Non
 def test_single_failures_are_the_fault_of_single_urls() -> None:
     pace, lane = HostPace("acme", "a.example"), Lane()
     pace.start(lane, START)
-    pace.fail(1.0)
-    assert pace.limit == START
-    pace.fail(1.0)
-    assert pace.limit < START
+    pace.fail(1.0, 30.0)
+    pace.fail(1.0, 30.0)
+    assert (pace.limit, pace.paused_until) == (START, 0.0)
+    for _ in range(4):
+        pace.fail(1.0)
+    assert pace.limit < START, "but not if there are many at once"
 
 
 def test_lanes_share_the_limit_or_take_turns() -> None:

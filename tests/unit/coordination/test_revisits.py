@@ -1,6 +1,6 @@
 """When a role checks its items again."""
 
-from conveyor.coordination.revisits import Revisits
+from conveyor.coordination.revisits import FEW, Revisits
 from tests.support.clocks import ManualClock
 
 
@@ -86,3 +86,19 @@ def test_items_that_are_gone_are_forgotten() -> None:
     assert visits.last_found("a") == 0
     visits.due([("b", 1)], name, mark)
     assert visits.last_found("a") is None
+
+
+def test_many_new_items_wait_until_the_list_is_read_again() -> None:
+    clock = ManualClock()
+    visits = Revisits(clock, 2.0, 60.0)
+    many = [(f"run {number}", 1) for number in range(FEW + 1)]
+    assert visits.due(many, name, mark, listed_at=10.0) == []
+    assert visits.due([*many, ("later", 1)], name, mark, listed_at=10.0) == [], "the same read of the list"
+    # All but one are gone, and a few are new.
+    assert visits.due([many[0], ("new", 1)], name, mark, listed_at=12.0) == [many[0], ("new", 1)]
+
+
+def test_without_the_time_of_the_list_new_items_are_checked_at_once() -> None:
+    visits = Revisits(ManualClock(), 2.0, 60.0)
+    many = [(f"run {number}", 1) for number in range(FEW + 1)]
+    assert visits.due(many, name, mark) == many

@@ -283,3 +283,17 @@ def test_a_url_is_shown_without_its_secrets() -> None:
 def test_errors_have_codes_for_the_wire() -> None:
     assert issubclass(BadUrl, BadInput)
     assert (BadUrl.code, TargetRefused.code, DnsFailed.code) == ("bad_url", "target_refused", "dns_failed")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("shop.example/2", "not a URL: https:// is missing"),
+        ("127.0.0.1:8917/p3.html", "not a URL: https:// is missing"),
+        ("not a URL", "not a URL: it must begin with http:// or https://"),
+    ],
+)
+def test_what_is_not_a_url_says_what_is_missing(text: str, said: str) -> None:
+    with pytest.raises(BadUrl) as refused:
+        parse_url(text)
+    assert refused.value.message == said

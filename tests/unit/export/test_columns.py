@@ -57,9 +57,11 @@ def test_types(values: list[Any], kind: str) -> None:
 
 def test_a_value_of_another_type_is_left_to_the_input() -> None:
     column = OwnColumn("n", "n", "int")
-    values = [column.value(labels_of(with_data(n=value).input, JobKind.FETCH)) for value in (7, "7", True, 1.5, None)]
+    tasks = [with_data(n=value) for value in (7, "7", True, 1.5, None)]
+    values = [column.value(task, labels_of(task.input, JobKind.FETCH)) for task in tasks]
     assert values == [7, None, None, None, None]
-    nested = OwnColumn("n", "n").value(labels_of(with_data(n={"a": [1]}).input, JobKind.FETCH))
+    task = with_data(n={"a": [1]})
+    nested = OwnColumn("n", "n").value(task, labels_of(task.input, JobKind.FETCH))
     assert nested == '{"a":[1]}'
 
 

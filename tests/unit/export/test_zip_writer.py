@@ -141,6 +141,13 @@ def test_the_same_input_makes_the_same_bytes() -> None:
     assert make() == make()
 
 
+def test_an_entry_with_a_known_crc_is_the_same_entry() -> None:
+    body = bytes(1000)
+    known, made = ZipWriter(modified=WHEN), ZipWriter(modified=WHEN)
+    emitted = known.add_stored("a.bin", zlib.crc32(body), len(body)) + body
+    assert finished(known, emitted) == finished(made, made.add("a.bin", body))
+
+
 def test_deflate_only_where_it_helps() -> None:
     archive = ZipWriter(modified=WHEN, level=3)
     noise = bytes(range(256))

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.errors import InvalidField, MalformedJson
+from conveyor.lists.gateways import gateway_problem
 from conveyor.lists.inputs import (
     _USUAL,
     FORBIDDEN_HEADERS,
     FetchInput,
     body_bytes,
-    gateway_problem,
     headers_problem,
     input_problem,
     is_plain,
@@ -22,7 +22,7 @@ from conveyor.lists.inputs import (
     problem,
     task_problem,
 )
-from conveyor.model import Gateway, JobKind
+from conveyor.model import Gateway, JobKind, PooledGateway, Sticky
 
 URL = "http://site.example/"
 
@@ -161,6 +161,14 @@ def test_a_body_with_half_a_letter_is_refused() -> None:
         (Gateway(url="http://a/{url}", headers={"Host": "b"}), "Host"),
         (Gateway(url="http://a/{url}", headers={"Proxy-Authorization": "b"}), "Proxy-Authorization"),
         (Gateway(proxy="http://a:1", headers={"X": "a\r\nb"}), "X"),
+        (Gateway(proxy="http://a:1", sticky=Sticky.HOST), "needs a `pool`"),
+        (Gateway(proxy="http://a:1", pool=[PooledGateway(proxy="http://b:1")]), "of its own"),
+        (
+            Gateway(pool=[PooledGateway(proxy="http://b:1"), PooledGateway(proxy="b")]),
+            "gateway 2 of the pool: the proxy",
+        ),
+        (Gateway(pool=[PooledGateway(proxy="http://b:1", weight=0)]), "between 1 and 100"),
+        (Gateway(pool=[PooledGateway(proxy="http://b:1")] * 51), "at most 50"),
     ],
 )
 def test_a_gateway_that_can_not_work_is_named(gateway: Gateway, part: str) -> None:

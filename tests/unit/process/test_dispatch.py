@@ -124,7 +124,34 @@ def test_a_tenant_with_many_runs_has_one_share() -> None:
     assert {dealt[run.run_id] for run in many} == {1}
 
 
+@given(demand_lists(), any_slots, st.integers(2, 16))
+def test_portions_change_nothing_between_tenants(demands: list[Demand], slots: int, portion: int) -> None:
+    portions = [msgspec.structs.replace(demand, portion=portion) for demand in demands]
+    dealt = deal(portions, slots)
+    assert by_tenant(portions, dealt) == by_tenant(demands, deal(demands, slots))
+    for tenant in {demand.tenant for demand in demands}:
+        unsatisfied = [demand for demand in demands if demand.tenant == tenant]
+        got = [dealt.get(demand.run_id, 0) for demand in unsatisfied if dealt.get(demand.run_id, 0) < demand.want]
+        assert max(got, default=0) - min(got, default=0) <= portion, "no run is ahead of another by more"
+
+
+def test_quick_runs_of_one_tenant_get_slots_in_portions() -> None:
+    many = [Demand(TenantId("t"), RunId(f"r{number}"), 100, served=number, portion=16) for number in range(30)]
+    other = Demand(TenantId("u"), RunId("other"), 8)
+    dealt = deal([*many, other], 72)
+    assert dealt == {"r0": 16, "r1": 16, "r2": 16, "r3": 16, "other": 8}
+
+
 def test_nothing_wanted_nothing_dealt() -> None:
     assert deal([], 10) == {}
     assert deal([Demand(TenantId("t"), RunId("r"), 0)], 10) == {}
     assert deal([Demand(TenantId("t"), RunId("r"), 5)], 0) == {}
+
+
+@given(workers=st.integers(1, 50), slots=st.integers(1, 200))
+def test_a_tenant_that_many_workers_serve_gets_the_less_of_each(workers: int, slots: int) -> None:
+    one = Demand(TenantId("one"), RunId("one"), 1_000_000)
+    many = Demand(TenantId("many"), RunId("many"), 1_000_000, workers=workers)
+    dealt = deal([one, many], slots)
+    assert sum(dealt.values()) == slots
+    assert abs(dealt.get(many.run_id, 0) - slots / (workers + 1)) <= 1

@@ -15,10 +15,12 @@ from conveyor.errors import EngineFailed
 from conveyor.jobs.chunks import encode
 from conveyor.model import PROGRESS, Chunk, InputJson, Job, JobKind, TaskProgress, TaskRef, progress_id
 from conveyor.process.body_store import BodyStore
+from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.chunk_decision import ChunkDecision, can_be_superseded, decide
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LaneTools
+from conveyor.process.load_tally import LoadTally
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.trial import Trial
 from conveyor.states import TaskStatus
@@ -120,6 +122,7 @@ class Bench:
                 self.fleet.lifecycle,
                 system.coordinator,
                 clock,
+                BreakdownParts(system.records.documents, clock, "worker", LoadTally(system.coordinator, "worker")),
                 0.0,
             ),
             limits=TargetLimits(system.coordinator, self.job, "worker"),

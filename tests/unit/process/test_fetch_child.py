@@ -160,7 +160,7 @@ class Broken:
     def __init__(self, way: str) -> None:
         self._way = way
 
-    def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]:
+    def attempt_one(self, job: Job, ref: TaskRef, gateway: int = 0, condition: object = None) -> Awaitable[Outcome]:
         if self._way == "at once":
             raise RuntimeError("no plan for this job")
         return self._attempt()

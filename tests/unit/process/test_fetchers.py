@@ -28,6 +28,8 @@ class One(NamedTuple):
     """A reference in the hands of a lane."""
 
     ref: TaskRef
+    gateway: int = 0
+    condition: None = None
 
 
 class FakeLane:

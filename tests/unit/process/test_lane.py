@@ -12,6 +12,7 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.engines.queue import QueueName
 from conveyor.errors import EngineFailed
 from conveyor.model import InputJson, Job, JobKind, Lineage, Outcome, RunId, TaskError, TaskRef
+from conveyor.process.earlier_outcomes import KnownOutcomes
 from conveyor.process.executors import LocalExecutor
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
 from conveyor.process.local_lane import LocalLane
@@ -69,6 +70,9 @@ class StubRecorder:
             raise EngineFailed("for a moment")
         self.marked.append(chunk.receipt)
 
+    def when_capacity(self, resume: Callable[[], None]) -> None:
+        return
+
     async def until_capacity(self) -> None:
         return
 
@@ -94,6 +98,9 @@ class StubGate:
 
     def record(self, entries: Sequence[LeasedRef], outcomes: Sequence[Outcome]) -> None:
         self.recorded += [entry.ref.index for entry in entries]
+
+    def assign_gateways(self, entries: Sequence[LeasedRef]) -> None:
+        return
 
     def release(self, entries: Sequence[LeasedRef]) -> None:
         self.released += [entry.ref.index for entry in entries]
@@ -329,6 +336,9 @@ class Earlier:
             self.failing -= 1
             raise EngineFailed("for a moment")
         return {}
+
+    async def look(self, job: Job, refs: Sequence[TaskRef]) -> KnownOutcomes:
+        return KnownOutcomes(await self.stored(job, refs), {})
 
 
 class Unchanging:

@@ -1,7 +1,7 @@
-"""The lane whose references are attempted by fetchers: how many pages wait for `extract`."""
+"""The lane whose references are attempted by fetchers: when pages wait for `extract`, and when its slots are free."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ LIMIT = 100
 
 class HandFetchers:
     """Fetchers that take four references at once and end what the test says."""
+
+    generation = 0
 
     def __init__(self) -> None:
         self.started: list[LeasedRef] = []
@@ -72,7 +74,18 @@ class Quiet:
     def record(self, *_: object) -> None:
         return
 
-    on_slots_freed = release = record
+    on_slots_freed = release = assign_gateways = follow = record
+
+
+class Listener(Quiet):
+    """Remembers how many slots a lane had in use when it said that some are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_use: list[int] = []
+
+    def on_slots_freed(self, lane: RemoteLane) -> None:
+        self.in_use.append(lane.slots_in_use)
 
 
 class SlowExtractor:
@@ -114,4 +127,70 @@ async def test_many_bytes_that_wait_for_extract_hold_up_their_own_lane_first(mon
     assert reading.done()
     assert quiet.recorded == [0, 1, 2]
     assert [entry.ref.index for entry in fetchers.started] == [3, 4, 5, 6]
+    await lane.stop(0.0)
+
+
+async def test_slots_of_a_stopped_lane_are_free_at_once() -> None:
+    """Its attempts are cancelled; the coordinator has yet to answer that it has the slots of its targets back."""
+    clock, listener = ManualClock(), Listener()
+    job = make_job(clock, kind=JobKind.FETCH)
+    parts: Any = (listener, listener, TargetLimits(None, job, "worker"), listener)  # type: ignore[arg-type]
+    fetchers: Any = HandFetchers()
+    lane = RemoteLane(job, fetchers, 1, LaneTools(*parts, clock))
+    lane.feed(
+        LeasedChunk(QueueName("run"), "receipt", 2), [TaskRef(index, InputJson('"http://a.test/"')) for index in (0, 1)]
+    )
+    lane.set_width(2)
+    assert lane.slots_in_use == 2
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def free_slots() -> None:
+        asked.set()
+        await answer.wait()
+
+    lane._targets.close = free_slots  # type: ignore[method-assign]  # a coordinator that takes its time
+    stopping = asyncio.create_task(lane.stop(0.0))
+    await asked.wait()
+    assert listener.in_use[-1:] == [0], "another lane could use them"
+    answer.set()
+    assert len(await stopping) == 1
+
+
+class Full(Quiet):
+    """A recorder that is full until the test says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+        self.resumes: dict[Callable[[], None], None] = {}
+
+    def when_capacity(self, resume: Callable[[], None]) -> None:
+        self.resumes[resume] = None
+
+
+async def test_a_lane_waits_for_the_recorder_and_needs_no_second_deal_of_the_same_width() -> None:
+    clock, recorder = ManualClock(), Full()
+    job = make_job(clock, kind=JobKind.FETCH)
+    parts: Any = (recorder, recorder, TargetLimits(None, job, "worker"), recorder)  # type: ignore[arg-type]
+    fetchers: Any = HandFetchers()
+    lane = RemoteLane(job, fetchers, 1, LaneTools(*parts, clock))
+    refs = [TaskRef(index, InputJson('"http://site.test/"')) for index in range(8)]
+    lane.feed(LeasedChunk(QueueName("run"), "receipt", 8), refs)
+    assert not lane.is_settled(0), "references were fed"
+    for _ in range(3):
+        lane.set_width(4)
+    assert not fetchers.started
+    recorder.full = False
+    (resume,) = recorder.resumes
+    resume()
+    assert [entry.ref.index for entry in fetchers.started] == [0, 1, 2, 3]
+    assert lane.is_settled(4) and not lane.is_settled(3)
+    fetchers.generation += 1
+    assert not lane.is_settled(4), "another process is ready"
+    lane.set_width(4)
+    lane.follow(job)
+    assert not lane.is_settled(4), "fetchers do not know the options"
+    lane.set_width(4)
+    lane.feed(LeasedChunk(QueueName("run"), "other", 1), [TaskRef(8, InputJson('"http://site.test/"'))])
+    assert not lane.is_settled(4)
     await lane.stop(0.0)

@@ -30,6 +30,7 @@ class StubLane:
         self.width = 0
         self.active = 0
         self.help_at = 0.0
+        self.portion = 1
         self._pool = pool
 
     @property
@@ -43,6 +44,9 @@ class StubLane:
     @property
     def slots_in_use(self) -> int:
         return max(self.width, self.active)
+
+    def is_settled(self, width: int) -> bool:
+        return False
 
     def set_width(self, width: int) -> None:
         self.width = width
@@ -225,3 +229,25 @@ async def test_a_slot_goes_to_who_waits_when_an_attempt_ends() -> None:
     assert (first.active, late.active) == (2, 2)
     first.end_attempt()
     assert (first.active, late.active) == (2, 2), "each has its share"
+
+
+async def test_quick_runs_have_equal_slot_time_in_turns_and_a_new_one_starts_at_once() -> None:
+    """Of forty runs sixteen are served at a time, with a portion of four slots each."""
+    pool = Pool(64)
+    for _ in range(40):
+        pool.add("tenant", 100_000).portion = 16
+    for step in range(400):
+        await pool.deal()
+        assert step or sorted(lane.width for lane in pool.lanes) == [0] * 24 + [4] * 16
+        pool.clock.advance(0.1)
+        for lane in pool.lanes:
+            for _ in range(lane.active):
+                lane.end_attempt()
+            pool.check()
+    assert min(pool.runs.values()) >= 0.9 * max(pool.runs.values())
+    new = pool.add("tenant", 10)
+    await pool.deal()
+    for lane in pool.lanes:
+        if lane.active > lane.width:
+            lane.end_attempt()
+    assert new.active == 1

@@ -49,3 +49,13 @@ def test_what_was_long_ago_is_forgotten() -> None:
     times.update([(B, B1)], 3600.0)
     assert times.order(A, A1)[0] == times.order(B, B1)[0] == 0.0
     assert not times._runs.keys() - {B1}
+
+
+def test_a_tenant_is_charged_for_all_workers_that_serve_it() -> None:
+    times = SlotTimes(1.0)
+    times.update([(A, A1), (B, B1)], 0.0)
+    times.charge(A, A1, 1.0, workers=10)
+    times.charge(B, B1, 9.0)
+    times.update([(A, A1), (B, B1)], 1.0)
+    assert times.order(A, A1)[0] > times.order(B, B1)[0]
+    assert times.order(A, A1)[1] < times.order(B, B1)[1], "the run had what it had"

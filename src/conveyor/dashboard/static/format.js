@@ -2,11 +2,13 @@
 
 import { h } from "./dom.js";
 
-const WHOLE = new Intl.NumberFormat();
-const SHORT = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
-const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const AGO = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "short" });
+// The words of the dashboard are English, and so are its numbers and times: in the user's own kind of English, if any.
+const LOCALE = navigator.languages.find((each) => /^en\b/i.test(each)) ?? "en-GB";
+const WHOLE = new Intl.NumberFormat(LOCALE);
+const SHORT = new Intl.NumberFormat(LOCALE, { notation: "compact", maximumFractionDigits: 1 });
+const MOMENT = new Intl.DateTimeFormat(LOCALE, { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat(LOCALE, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const AGO = new Intl.RelativeTimeFormat(LOCALE, { numeric: "always", style: "short" });
 const UNITS = /** @type {const} */ ([["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]);
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -57,8 +59,8 @@ export function bytes(value) {
   return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${SIZES[unit]}`;
 }
 
-/** @param {string} iso */
-export const clock = (iso) => CLOCK.format(new Date(iso));
+/** @param {string | number} time */
+export const clock = (time) => CLOCK.format(new Date(time));
 
 /**
  * A time relative to now; the title has the absolute time.
@@ -70,11 +72,16 @@ export function moment(iso) {
   return h("time", { datetime: iso, title: MOMENT.format(at) }, relative((at.getTime() - Date.now()) / 1000));
 }
 
+/** A time to come: the date, and how far it is. @param {string} iso */
+export function coming(iso) {
+  return h("span", {}, MOMENT.format(new Date(iso)), " · ", moment(iso));
+}
+
 /** @param {number} seconds from now, below 0 for the past */
 function relative(seconds) {
   if (Math.abs(seconds) < 10) return seconds < 0 ? "just now" : "now";
   const [unit, length] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? UNITS[UNITS.length - 1];
-  return AGO.format(Math.trunc(seconds / length), unit);
+  return AGO.format(Math.round(seconds / length), unit);
 }
 
 /**

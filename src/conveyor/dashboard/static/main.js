@@ -124,7 +124,7 @@ function markHere() {
 
 async function signOut() {
   await send("DELETE", "/v1/session");
-  // Drafts are for whoever typed them.
+  // A draft belongs to the person who typed it.
   sessionStorage.clear();
   wanted = "#/jobs";
   location.hash = "#/sign-in";

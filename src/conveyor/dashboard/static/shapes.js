@@ -1,10 +1,41 @@
 /**
  * Types of the API responses, as far as the dashboard reads them. `/v1/openapi.json` has all of them.
  *
- * @typedef {{succeeded: number, failed: number, cancelled: number}} Ended
+ * @typedef {{succeeded: number, failed: number, cancelled: number, unchanged?: number}} Ended `unchanged`: of the succeeded
  * @typedef {Ended & {pending: number, running: number}} Counts
  * @typedef {{code: string, message: string}} TaskError
  * @typedef {{code: string, count: number}} ErrorCount
+ *
+ * @typedef {{task_id: string, index: number, attempt: number, at: string, message: string, http_status: number | null}} ErrorSample
+ *
+ * @typedef {Object} ErrorGroup
+ * @property {string | null} code
+ * @property {string | null} host
+ * @property {boolean} is_other
+ * @property {number} failed
+ * @property {number} retried
+ * @property {string | null} last_at
+ * @property {ErrorSample[]} samples
+ *
+ * @typedef {{run_id: string, is_exact: boolean, at: string | null, failed: number, retried: number, items: ErrorGroup[]}} ErrorGroups
+ *
+ * @typedef {Object} HostAttempts
+ * @property {number} attempts
+ * @property {number} succeeded
+ * @property {number} failed
+ * @property {number} retried
+ * @property {number} rate
+ * @property {number | null} p50
+ * @property {number | null} p95
+ *
+ * @typedef {Object} HostFacts
+ * @property {string | null} host
+ * @property {ErrorCount[]} errors
+ * @property {{target: string, state: string, until: string, error: string | null} | null} breaker
+ * @property {{limit: number, in_flight: number, paused_until: string | null} | null} pace
+ *
+ * @typedef {HostAttempts & HostFacts} RunHost
+ * @typedef {{run_id: string, is_exact: boolean, at: string | null, items: RunHost[], other: HostAttempts | null}} RunHosts
  *
  * @typedef {Object} Lineage
  * @property {string} parent
@@ -14,6 +45,7 @@
  * @property {string | null} tag
  * @property {string | null} host
  * @property {number[]} indexes
+ * @property {boolean} changed_only
  * @property {Record<string, unknown>} options
  *
  * @typedef {Object} Run
@@ -30,6 +62,8 @@
  * @property {string} id
  * @property {string | null} name
  * @property {string} kind
+ * @property {string} mode
+ * @property {Record<string, any>} options those that differ from the defaults; secrets are hidden
  * @property {string} state
  * @property {string | null} reason
  * @property {string | null} reason_code
@@ -46,7 +80,12 @@
  * @property {number | null} eta
  * @property {{p50: number, p95: number} | null} task_time
  *
- * @typedef {{code: string, detail: string, until: string | null, target: string | null}} Waiting `target`: of a breaker
+ * @typedef {Object} Waiting
+ * @property {string} code
+ * @property {string} detail
+ * @property {string | null} until
+ * @property {string | null} target of a breaker
+ * @property {string | null} error that opened it
  *
  * @typedef {Object} Progress progress of a job's stream
  * @property {string} run_id
@@ -59,13 +98,15 @@
  *
  * @typedef {Ended & {at: string}} Sample
  * @typedef {{seconds: number, count: number}} Duration
- * @typedef {{run_id: string, samples: Sample[], durations: Duration[], errors: ErrorCount[]}} Statistics
+ * @typedef {{seconds: number, items: {at: string, succeeded: number, failed: number, retried: number}[]}} Series
+ * @typedef {{run_id: string, samples: Sample[], series: Series, durations: Duration[], errors: ErrorCount[]}} Statistics
  *
  * @typedef {Object} Task
  * @property {string} task_id
  * @property {number} index
  * @property {unknown} input
  * @property {string} status
+ * @property {boolean} unchanged
  * @property {number} attempts
  * @property {number | null} http_status
  * @property {TaskError | null} error
@@ -76,6 +117,7 @@
  * @property {[string, string][] | null} headers
  * @property {number | null} elapsed
  * @property {string | null} finished_at
+ * @property {number} [first_byte]
  * @property {boolean} [in_progress]
  * @property {{done: number, total: number | null, rate: number | null, note: string | null}} [progress]
  *
@@ -124,6 +166,7 @@
  * @property {string} cron_text the expression in words
  * @property {string} timezone
  * @property {string} missed
+ * @property {boolean} changed_only
  * @property {boolean} paused
  * @property {string[]} next_fires
  * @property {number} fired
@@ -139,6 +182,10 @@
  * @property {string | null} error_code
  * @property {string} reason
  * @property {string} at
+ * @property {string} redrive_effect what a redrive does now, in a sentence
+ *
+ * @typedef {{job_id: string, run_id: string | null, dead_letters: number}} RedriveRun
+ * @typedef {{redriven: number, skipped: number, requeued: number, blocked: number, runs: RedriveRun[]}} Redriven
  *
  * @typedef {Object} Breaker
  * @property {string} target
@@ -149,6 +196,10 @@
  * @property {number} times
  * @property {number} at_once
  * @property {string[]} runs
+ *
+ * @typedef {{at: string, succeeded: number, failed: number, retried: number, waiting: number, running: number}} LoadPoint
+ * @typedef {{seconds: number, items: LoadPoint[]}} LoadSeries
+ * @typedef {{minutes: LoadSeries, hours: LoadSeries}} Load
  *
  * @typedef {{ready: number, held: number, delayed: number}} Depth
  *
@@ -162,7 +213,7 @@
  * @property {number} running
  * @property {Depth} queue
  * @property {Depth} recovery
- * @property {{detail: string} | null} waiting
+ * @property {Waiting | null} waiting
  *
  * @typedef {{name: string, at: string, tasks: {job_id: string, index: number}[]}} BusyWorker
  *

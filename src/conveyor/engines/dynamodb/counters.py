@@ -25,7 +25,7 @@ from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.table import Item, Table, plain
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, Replaced, RunKey, count_replaced
+from conveyor.model import UNCHANGED, Counts, Replaced, RunKey, count_replaced, counts_by_status
 from conveyor.states import TaskStatus
 
 # Maximum number of error codes per item: items are bounded, the error codes of handlers are not.
@@ -37,7 +37,7 @@ _MAX_RUNS = 1000
 # Lanes of a process in a run. A few calls run at once; those of failed calls are kept.
 _MAX_LANES = 64
 
-_STATUSES = ("succeeded", "failed", "cancelled")
+_STATUSES = ("succeeded", "failed", "cancelled", "unchanged")
 # Prefixes of attributes: of error codes, of replaced outcomes by status, and of their error codes.
 _CODE = "e:"
 _REPLACED = "replaced_"
@@ -57,13 +57,15 @@ def tally_of(ends: Iterable[tuple[TaskStatus, str | None, str | None]]) -> Tally
     statuses: Counter[TaskStatus] = Counter()
     codes: Counter[str] = Counter()
     priors: Counter[tuple[TaskStatus, str | None]] = Counter()
+    unchanged = 0
     for status, code, prior in ends:
         statuses[status] += 1
         priors[status, prior] += 1
         if status is TaskStatus.FAILED and code:
             codes[code] += 1
-    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
-    return Tally(counts, codes, count_replaced(priors.elements()))
+        elif status is TaskStatus.SUCCEEDED and code == UNCHANGED:
+            unchanged += 1
+    return Tally(counts_by_status(statuses, unchanged), codes, count_replaced(priors.elements()))
 
 
 class Added(msgspec.Struct, frozen=True):

@@ -142,6 +142,19 @@ class DynamoJobs:
 
         return await self._table.change(plan)
 
+    async def keep_job(self, tenant: TenantId, job_id: JobId, until: float) -> bool:
+        async def plan() -> WritePlan[bool]:
+            head = await self._head(job_id, tenant)
+            row = head.row
+            if row is None or not self._visible(row):
+                return WritePlan(False)
+            if row.job.expires_at is None or row.job.expires_at >= until:
+                return WritePlan(True)
+            kept = replace(row, job=replace(row.job, expires_at=until))
+            return WritePlan(True, [self._table.save(head.job, job_item(kept))])
+
+        return await self._table.change(plan)
+
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         item = await self._table.get(job_key(tenant, job_id))
         row = None if item is None else job_row(item)

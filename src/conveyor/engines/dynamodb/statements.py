@@ -11,8 +11,8 @@ from aiodynamo.expressions import F
 from conveyor.engines.dynamodb.lanes import drain
 from conveyor.engines.dynamodb.layout import key_at, task_in
 from conveyor.engines.dynamodb.table import MAX_IN_A_WRITE, Key, Table
-from conveyor.engines.dynamodb.wire import PASSING_CODES, Transient
-from conveyor.errors import EngineFailed
+from conveyor.engines.dynamodb.wire import INVALID_CODE, PASSING_CODES, Transient
+from conveyor.errors import EngineFailed, EngineRefused
 from conveyor.model import ResultDetail, RunKey, Task, TaskEnd, TaskSeed
 from conveyor.states import TaskStatus
 
@@ -167,12 +167,12 @@ class _Batches:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._refusal: str | None = None
+        self._refusal: EngineFailed | None = None
 
     def check(self) -> None:
         """Raise EngineFailed if a statement was refused for good."""
         if self._refusal is not None:
-            raise EngineFailed(self._refusal)
+            raise self._refusal
 
     async def execute(self, statements: list[Statement]) -> list[str | None]:
         """Run statements. Returns the code of each one that was not executed."""
@@ -190,7 +190,7 @@ class _Batches:
     async def _execute_halves(self, statements: list[Statement], failure: EngineFailed) -> list[str | None]:
         """DynamoDB refused the whole batch, and executed none: find the statement that is invalid."""
         if len(statements) == 1:
-            self._refusal = failure.message
+            self._refusal = failure
             return [_REFUSED]
         half = len(statements) // 2
         return [*await self.execute(statements[:half]), *await self.execute(statements[half:])]
@@ -202,7 +202,8 @@ class _Batches:
         code = str(error.get("Code"))
         if code in PASSING_CODES or code in ("DuplicateItem", "ConditionalCheckFailed"):
             return code
-        self._refusal = f"DynamoDB refused a statement: {code}: {error.get('Message')}"
+        failed = EngineRefused if code == INVALID_CODE else EngineFailed
+        self._refusal = failed(f"DynamoDB refused a statement: {code}: {error.get('Message')}")
         return _REFUSED
 
 

@@ -23,7 +23,7 @@ from conveyor.clock import Clock
 from conveyor.engines.aws_credentials import aws_credentials, missing_credentials
 from conveyor.engines.aws_session import service_host
 from conveyor.engines.dynamodb.address import DynamoAddress
-from conveyor.errors import EngineFailed
+from conveyor.errors import EngineFailed, EngineRefused
 
 T = TypeVar("T")
 
@@ -56,6 +56,8 @@ PASSING_CODES = frozenset(
         "InternalServerError",
     }
 )
+# The code of a part that is invalid, as an item that is too large is.
+INVALID_CODE = "ValidationError"
 
 _LARGE_BODY = 512 * 1024
 _SECONDS_FOR_A_CALL = 20.0
@@ -168,6 +170,8 @@ class Wire:
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
         except errors.TableNotFound as error:
             raise EngineFailed("A DynamoDB table does not exist. Run `conveyor migrate`.") from error
+        except errors.ValidationException as error:
+            raise EngineRefused(f"DynamoDB refused {action}: {_text(error)}") from error
         except (errors.AIODynamoError, RuntimeError) as error:
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
 
@@ -218,7 +222,8 @@ def _cancelled(error: errors.TransactionCanceled) -> Exception:
         return DynamoRefused()
     if codes <= PASSING_CODES:
         return Transient(f"transaction cancelled: {', '.join(sorted(codes))}", unsure=False)
-    return EngineFailed(f"DynamoDB cancelled a transaction: {error.body.get('message') or ', '.join(sorted(codes))}")
+    failed = EngineRefused if INVALID_CODE in codes else EngineFailed
+    return failed(f"DynamoDB cancelled a transaction: {error.body.get('message') or ', '.join(sorted(codes))}")
 
 
 def _text(error: BaseException) -> str:

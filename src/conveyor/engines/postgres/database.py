@@ -27,7 +27,7 @@ from conveyor.engines.postgres.connections import (
 )
 from conveyor.engines.postgres.queries import Query
 from conveyor.engines.postgres.url import PostgresPlace
-from conveyor.errors import EngineFailed
+from conveyor.errors import EngineFailed, EngineRefused
 from conveyor.faults import crashpoint
 
 log = structlog.get_logger()
@@ -59,6 +59,13 @@ _AWAY = (
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
     asyncpg.ReadOnlySQLTransactionError,
+)
+# The values are at fault: they would be refused again. The driver's own errors of this kind are ValueErrors.
+_REFUSALS = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    ValueError,
 )
 
 
@@ -262,7 +269,8 @@ def already_there(error: EngineFailed) -> bool:
 
 
 def _failed(error: Exception) -> EngineFailed:
-    return EngineFailed(f"Postgres failed: {said(error)}")
+    failed = EngineRefused if isinstance(error, _REFUSALS) else EngineFailed
+    return failed(f"Postgres failed: {said(error)}")
 
 
 def _changed(status: str) -> int:

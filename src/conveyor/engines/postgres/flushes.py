@@ -15,7 +15,7 @@ from conveyor.engines.postgres.tables import Numbered, split
 from conveyor.engines.postgres.tasks import replaced_outcomes
 from conveyor.engines.records import Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.tasks import Finished, TaskEvent
-from conveyor.model import Counts, Replaced, RunId, TaskEnd
+from conveyor.model import Counts, Replaced, RunId, TaskEnd, count_ends
 from conveyor.states import RunState, TaskStatus
 
 SQL = named_texts("flushes.sql")
@@ -165,10 +165,8 @@ async def _count(db: PostgresSession, parts: Sequence[_RunPart], moved: Moved) -
         counted = [end for end in part.ends if end.index in moved[number]]
         if not counted:
             continue
-        statuses = Counter([end.status for end in counted])
         replaced = await replaced_outcomes(db, part.home, counted) if part.home.rerun else Replaced()
-        counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
-        added.append((number, counts, replaced.counts))
+        added.append((number, count_ends(counted), replaced.counts))
         codes = Counter(end.error_code for end in counted if end.status == TaskStatus.FAILED and end.error_code)
         errors += [
             (number, code, codes[code], replaced.codes.get(code, 0)) for code in sorted({*codes, *replaced.codes})
@@ -192,7 +190,7 @@ def _added(added: Sequence[tuple[int, Counts, Counts]]) -> dict[str, list[int]]:
 
 async def _counts(db: PostgresSession, numbers: list[int]) -> dict[int, Counts]:
     rows = await db.rows(made_for(SQL["counts"], ""), {"numbers": numbers})
-    return {row[0]: Counts(row[1], row[2], row[3]) for row in rows}
+    return {number: Counts(*kept) for number, *kept in rows}
 
 
 async def _move(db: PostgresSession, now: float, moves: Mapping[RunId, RunMove]) -> set[RunId]:

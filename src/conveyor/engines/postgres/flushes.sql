@@ -35,20 +35,26 @@ WHERE EXISTS (
 
 -- name: count
 INSERT INTO task_counts AS c (
-    run_no, slot, succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled
+    run_no, slot, succeeded, failed, cancelled, unchanged,
+    replaced_succeeded, replaced_failed, replaced_cancelled, replaced_unchanged
 )
-SELECT m.run_no, pg_backend_pid() % 16, m.succeeded, m.failed, m.cancelled,
-    m.replaced_succeeded, m.replaced_failed, m.replaced_cancelled
+SELECT m.run_no, pg_backend_pid() % 16, m.succeeded, m.failed, m.cancelled, m.unchanged,
+    m.replaced_succeeded, m.replaced_failed, m.replaced_cancelled, m.replaced_unchanged
 FROM unnest(
-    :numbers::integer[], :succeeded::bigint[], :failed::bigint[], :cancelled::bigint[],
-    :replaced_succeeded::bigint[], :replaced_failed::bigint[], :replaced_cancelled::bigint[]
-) AS m (run_no, succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled)
+    :numbers::integer[], :succeeded::bigint[], :failed::bigint[], :cancelled::bigint[], :unchanged::bigint[],
+    :replaced_succeeded::bigint[], :replaced_failed::bigint[], :replaced_cancelled::bigint[],
+    :replaced_unchanged::bigint[]
+) AS m (
+    run_no, succeeded, failed, cancelled, unchanged,
+    replaced_succeeded, replaced_failed, replaced_cancelled, replaced_unchanged
+)
 ON CONFLICT (run_no, slot) DO UPDATE SET
     succeeded = c.succeeded + excluded.succeeded, failed = c.failed + excluded.failed,
-    cancelled = c.cancelled + excluded.cancelled,
+    cancelled = c.cancelled + excluded.cancelled, unchanged = c.unchanged + excluded.unchanged,
     replaced_succeeded = c.replaced_succeeded + excluded.replaced_succeeded,
     replaced_failed = c.replaced_failed + excluded.replaced_failed,
-    replaced_cancelled = c.replaced_cancelled + excluded.replaced_cancelled;
+    replaced_cancelled = c.replaced_cancelled + excluded.replaced_cancelled,
+    replaced_unchanged = c.replaced_unchanged + excluded.replaced_unchanged;
 
 -- name: count_errors
 INSERT INTO task_errors AS c (run_no, error_code, slot, count, replaced)
@@ -59,10 +65,10 @@ ON CONFLICT (run_no, error_code, slot) DO UPDATE SET
     count = c.count + excluded.count, replaced = c.replaced + excluded.replaced;
 
 -- name: counts
-SELECT n.run_no, s.succeeded, s.failed, s.cancelled FROM unnest(:numbers::integer[]) AS n (run_no)
+SELECT n.run_no, s.succeeded, s.failed, s.cancelled, s.unchanged FROM unnest(:numbers::integer[]) AS n (run_no)
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(succeeded), 0)::bigint AS succeeded, coalesce(sum(failed), 0)::bigint AS failed,
-        coalesce(sum(cancelled), 0)::bigint AS cancelled
+        coalesce(sum(cancelled), 0)::bigint AS cancelled, coalesce(sum(unchanged), 0)::bigint AS unchanged
     FROM task_counts WHERE run_no = n.run_no
 ) AS s;
 

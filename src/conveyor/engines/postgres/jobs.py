@@ -12,6 +12,7 @@ from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.documents import insert_documents
+from conveyor.engines.postgres.joint_calls import JointCalls
 from conveyor.engines.postgres.outbox import insert_event, is_own
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload_of
@@ -55,6 +56,7 @@ class PostgresJobs:
     def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._swept = JointCalls(self._mark_all_swept)
 
     async def create_job(
         self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
@@ -112,6 +114,10 @@ class PostgresJobs:
             return True
 
         return await self._database.write(work)
+
+    async def keep_job(self, tenant: TenantId, job_id: JobId, until: float) -> bool:
+        values = {"tenant": tenant, "job_id": job_id, "until": until, "now": self._clock.now()}
+        return await self._database.change(SQL["keep_job"], values) > 0
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
@@ -196,7 +202,12 @@ class PostgresJobs:
         return await self._database.write(work)
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
-        await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
+        await self._swept.call((job_id, run_id))
+
+    async def _mark_all_swept(self, runs: Sequence[tuple[JobId, RunId]]) -> list[None]:
+        values = {"job_ids": [job_id for job_id, _ in runs], "run_ids": [run_id for _, run_id in runs]}
+        await self._database.change(SQL["mark_swept"], values)
+        return [None] * len(runs)
 
     async def mark_deleted(self, tenant: TenantId, job_id: JobId) -> bool:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}

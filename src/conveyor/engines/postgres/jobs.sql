@@ -37,6 +37,11 @@ UPDATE jobs SET options = :options, version = version + 1,
     )
 WHERE job_id = :job_id AND version = :version AND expires_at > :now AND NOT deleted;
 
+-- name: keep_job
+-- The time of an unfinished job is infinite, and stays so.
+UPDATE jobs SET expires_at = greatest(expires_at, :until)
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
+
 -- name: job
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
@@ -91,7 +96,12 @@ WHERE job_id = :job_id AND run_id = :run_id AND task_store = :source
 SELECT 1 FROM jobs WHERE job_id = :job_id AND run_id = :run_id AND task_store = :target;
 
 -- name: mark_swept
-UPDATE runs SET swept = true WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
+WITH ended AS (
+    SELECT r.job_id, r.run_id FROM runs AS r
+    JOIN unnest(:job_ids::text[], :run_ids::text[]) AS w (job_id, run_id) ON r.job_id = w.job_id AND r.run_id = w.run_id
+    WHERE r.ended_at IS NOT NULL ORDER BY r.job_id, r.run_id FOR UPDATE OF r
+)
+UPDATE runs AS r SET swept = true FROM ended WHERE r.job_id = ended.job_id AND r.run_id = ended.run_id;
 
 -- name: run
 SELECT run_id, number, state AS run_state, total, last_batch, created_at AS run_created_at, ended_at, sealed, invalid,

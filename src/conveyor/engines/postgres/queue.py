@@ -71,6 +71,7 @@ class PostgresQueue:
         self._depths = JointCalls(self._all_depths)
         self._delayed = JointCalls(self._have_delayed)
         self._hidden = JointCalls(self._have_hidden)
+        self._drops = JointCalls(self._drop_all)
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
         if not messages:
@@ -247,8 +248,12 @@ class PostgresQueue:
 
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)
-        while await self._database.change(SQL["drop"], {"queue": queue, "limit": _DROP_AT_ONCE}):
+        await self._drops.call(queue)
+
+    async def _drop_all(self, queues: Sequence[QueueName]) -> list[None]:
+        while await self._database.change(SQL["drop"], {"queues": list(queues), "limit": _DROP_AT_ONCE}):
             pass
+        return [None] * len(queues)
 
     async def _each(
         self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]

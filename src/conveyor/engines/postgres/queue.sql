@@ -137,4 +137,5 @@ SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now
 SELECT min(queue) FROM messages WHERE queue > :after;
 
 -- name: drop
-DELETE FROM messages WHERE ctid = ANY(ARRAY(SELECT ctid FROM messages WHERE queue = :queue LIMIT :limit));
+DELETE FROM messages
+WHERE ctid = ANY(ARRAY(SELECT ctid FROM messages WHERE queue = ANY(:queues::text[]) LIMIT :limit));

@@ -46,6 +46,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    count_ends,
     count_replaced,
     is_task_id,
     shard_of,
@@ -293,8 +294,8 @@ class PostgresTasks:
     async def tally(self, run: RunKey) -> RunTally:
         async def work(home: Numbered) -> RunTally:
             rows = await self._database.rows(_over("tally", home), {"run_no": home.number})
-            sums = [sum(row[place] for row in rows) for place in range(5)]
-            return RunTally(sums[0], Counts(*sums[1:4]), sums[4])
+            sums = [sum(row[place] for row in rows) for place in range(6)]
+            return RunTally(sums[0], Counts(*sums[1:5]), sums[5])
 
         return await self._on(run, work, RunTally(0, Counts(), 0))
 
@@ -411,9 +412,7 @@ async def _count(db: PostgresSession, home: Numbered, ends: list[TaskEnd], repla
     """Lock the counters: the last locks of a transaction, always in this order."""
     if not ends:
         return
-    statuses = Counter(end.status for end in ends)
-    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
-    await db.change(made_for(SQL["count"], ""), _additions(home.number, counts, replaced.counts))
+    await db.change(made_for(SQL["count"], ""), _additions(home.number, count_ends(ends), replaced.counts))
     codes = Counter(end.error_code for end in ends if end.status == TaskStatus.FAILED and end.error_code)
     if codes or replaced.codes:
         names = sorted({*codes, *replaced.codes})
@@ -458,7 +457,7 @@ async def _recount(db: PostgresSession, home: Numbered) -> Counts:
 async def _compare(db: PostgresSession, home: Numbered, query: str, rows: str) -> tuple[Counts, Counts]:
     """The counts by the rows, and by how much the stored counts are lower."""
     matches = await db.row(_recount_query(query, rows, tuple(home.suffixes)), {"run_no": home.number})
-    truth, kept = matches[:3], matches[3:]
+    truth, kept = matches[:4], matches[4:]
     return Counts(*truth), Counts(*(ours - theirs for ours, theirs in zip(truth, kept, strict=True)))
 
 

@@ -78,18 +78,20 @@ WHERE EXISTS (
 
 -- name: count
 INSERT INTO task_counts AS c (
-    run_no, slot, succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled
+    run_no, slot, succeeded, failed, cancelled, unchanged,
+    replaced_succeeded, replaced_failed, replaced_cancelled, replaced_unchanged
 )
 VALUES (
-    :run_no, pg_backend_pid() % 16, :succeeded, :failed, :cancelled,
-    :replaced_succeeded, :replaced_failed, :replaced_cancelled
+    :run_no, pg_backend_pid() % 16, :succeeded, :failed, :cancelled, :unchanged,
+    :replaced_succeeded, :replaced_failed, :replaced_cancelled, :replaced_unchanged
 )
 ON CONFLICT (run_no, slot) DO UPDATE SET
     succeeded = c.succeeded + excluded.succeeded, failed = c.failed + excluded.failed,
-    cancelled = c.cancelled + excluded.cancelled,
+    cancelled = c.cancelled + excluded.cancelled, unchanged = c.unchanged + excluded.unchanged,
     replaced_succeeded = c.replaced_succeeded + excluded.replaced_succeeded,
     replaced_failed = c.replaced_failed + excluded.replaced_failed,
-    replaced_cancelled = c.replaced_cancelled + excluded.replaced_cancelled;
+    replaced_cancelled = c.replaced_cancelled + excluded.replaced_cancelled,
+    replaced_unchanged = c.replaced_unchanged + excluded.replaced_unchanged;
 
 -- name: count_errors
 INSERT INTO task_errors AS c (run_no, error_code, slot, count, replaced)
@@ -119,16 +121,16 @@ WITH pending AS MATERIALIZED (
 SELECT (SELECT count(*) FROM moved), (SELECT max(idx) FROM pending);
 
 -- name: counts
-SELECT n.run_no, s.succeeded, s.failed, s.cancelled FROM unnest(:numbers::integer[]) AS n (run_no)
+SELECT n.run_no, s.succeeded, s.failed, s.cancelled, s.unchanged FROM unnest(:numbers::integer[]) AS n (run_no)
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(succeeded), 0)::bigint AS succeeded, coalesce(sum(failed), 0)::bigint AS failed,
-        coalesce(sum(cancelled), 0)::bigint AS cancelled
+        coalesce(sum(cancelled), 0)::bigint AS cancelled, coalesce(sum(unchanged), 0)::bigint AS unchanged
     FROM task_counts WHERE run_no = n.run_no
 ) AS s;
 
 -- name: replaced
 SELECT coalesce(sum(replaced_succeeded), 0)::bigint, coalesce(sum(replaced_failed), 0)::bigint,
-    coalesce(sum(replaced_cancelled), 0)::bigint
+    coalesce(sum(replaced_cancelled), 0)::bigint, coalesce(sum(replaced_unchanged), 0)::bigint
 FROM task_counts WHERE run_no = :run_no;
 
 -- name: replaced_codes
@@ -142,28 +144,31 @@ SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' counts ' || 
 -- Rows and kept counts as of one moment: those who finish tasks change both at once, so that what they differ by is
 -- what is wrong, whatever else is being written.
 SELECT count(*) FILTER (WHERE e.status = 1), count(*) FILTER (WHERE e.status = 2),
-    count(*) FILTER (WHERE e.status = 3),
+    count(*) FILTER (WHERE e.status = 3), count(*) FILTER (WHERE e.status = 1 AND e.error_code = 'unchanged'),
     (SELECT coalesce(sum(succeeded), 0)::bigint FROM task_counts WHERE run_no = :run_no),
     (SELECT coalesce(sum(failed), 0)::bigint FROM task_counts WHERE run_no = :run_no),
-    (SELECT coalesce(sum(cancelled), 0)::bigint FROM task_counts WHERE run_no = :run_no)
+    (SELECT coalesce(sum(cancelled), 0)::bigint FROM task_counts WHERE run_no = :run_no),
+    (SELECT coalesce(sum(unchanged), 0)::bigint FROM task_counts WHERE run_no = :run_no)
 FROM ({all_ends}) AS e;
 
 -- name: ends_of
-SELECT status FROM ends{own} WHERE run_no = :run_no
+SELECT status, error_code FROM ends{own} WHERE run_no = :run_no
 
 -- name: tally
 SELECT (SELECT count(*) FROM tasks{own} WHERE run_no = :run_no) AS rows,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 1) AS succeeded,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 2) AS failed,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 3) AS cancelled,
+    (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 1 AND error_code = 'unchanged') AS unchanged,
     (SELECT count(*) FROM events{own} WHERE run_no = :run_no) AS events;
 
 -- name: recount_replaced
 SELECT count(*) FILTER (WHERE e.prior LIKE '1%'), count(*) FILTER (WHERE e.prior LIKE '2%'),
-    count(*) FILTER (WHERE e.prior LIKE '3%'),
+    count(*) FILTER (WHERE e.prior LIKE '3%'), count(*) FILTER (WHERE e.prior = '1unchanged'),
     (SELECT coalesce(sum(replaced_succeeded), 0)::bigint FROM task_counts WHERE run_no = :run_no),
     (SELECT coalesce(sum(replaced_failed), 0)::bigint FROM task_counts WHERE run_no = :run_no),
-    (SELECT coalesce(sum(replaced_cancelled), 0)::bigint FROM task_counts WHERE run_no = :run_no)
+    (SELECT coalesce(sum(replaced_cancelled), 0)::bigint FROM task_counts WHERE run_no = :run_no),
+    (SELECT coalesce(sum(replaced_unchanged), 0)::bigint FROM task_counts WHERE run_no = :run_no)
 FROM ({all_ends}) AS e;
 
 -- name: priors_of

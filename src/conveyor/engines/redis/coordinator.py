@@ -84,6 +84,9 @@ class RedisCoordinator:
     async def permits_in_use(self, semaphore: str) -> int:
         return int(await self._server.run(_HELD, [self._key("semaphore", semaphore)], [self._now()]))
 
+    async def permits_in_use_of(self, semaphores: Sequence[str]) -> list[int]:
+        return list(await asyncio.gather(*map(self.permits_in_use, semaphores)))
+
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = math.inf) -> float:
         key = self._key("bucket", bucket)
         with self._numbered(key) as number:

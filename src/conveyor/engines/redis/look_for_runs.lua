@@ -97,7 +97,7 @@ for _, tenant in ipairs(unjoined) do is_unjoined[tenant] = true end
 local latest = text(now - math.floor(overdue * 1000000))
 local latest_unjoined = unjoined_overdue and text(now - math.floor(unjoined_overdue * 1000000)) or latest
 local taken = {}
--- The place of each tenant's first run that was not passed over.
+-- The place in each list of its first run that was not passed over.
 local places = {}
 
 local function may_take(run, entry)
@@ -107,11 +107,23 @@ local function may_take(run, entry)
     return #entry[SEATS] == 0 or not (has_seat(entry, holder) or is_unjoined[entry[TENANT]])
 end
 
+local function next_in(list, until_then)
+    local first = redis.call('ZRANGEBYSCORE', list, '-inf', until_then, 'WITHSCORES', 'LIMIT', places[list] or 0, 1)
+    return first[1], tonumber(first[2])
+end
+
 local function take_of(tenant)
     local until_then = is_unjoined[tenant] and latest_unjoined or latest
     while true do
-        local place = places[tenant] or 0
-        local run = redis.call('ZRANGEBYSCORE', due_of(tenant), '-inf', until_then, 'LIMIT', place, 1)[1]
+        local list = due_of(tenant)
+        local run, at = next_in(list, until_then)
+        -- The worker passes by all runs that it may not join.
+        if not is_unjoined[tenant] then
+            local joined, asked = next_in(help_of(tenant), until_then)
+            if joined and (not run or asked < at) then
+                list, run = help_of(tenant), joined
+            end
+        end
         if not run then
             return false
         end
@@ -125,12 +137,12 @@ local function take_of(tenant)
             end
             store(run, entry)
             taken[#taken + 1] = seated(run, entry)
-            if redis.call('EXISTS', due_of(tenant)) == 1 then
+            if redis.call('ZSCORE', TENANTS, tenant) then
                 redis.call('HSET', SERVED, tenant, text(next_number('turn')))
             end
             return true
         elseif entry then
-            places[tenant] = place + 1
+            places[list] = (places[list] or 0) + 1
         else
             unlist(run, tenant)
         end

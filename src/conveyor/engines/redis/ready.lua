@@ -1,6 +1,7 @@
 -- Stands before the scripts of the ready index. KEYS[1] is the prefix of its keys, with one hash tag for all of them:
 --   <prefix>:runs           a hash from each run to its entry; the field '' is set once the index was filled
---   <prefix>:due:<tenant>   the tenant's listed runs, by the time when they are due
+--   <prefix>:due:<tenant>   the tenant's listed runs without a worker, by the time when they are due
+--   <prefix>:help:<tenant>  its runs whose workers asked for help, by that time
 --   <prefix>:tenants        tenants with listed runs, by the time when the first is due
 --   <prefix>:served         a hash from tenants to their last turn
 --   <prefix>:workers        workers, by the time when their seats expire
@@ -18,6 +19,7 @@ local RUNS, TENANTS, SERVED = base .. ':runs', base .. ':tenants', base .. ':ser
 local WORKERS, NUMBERS = base .. ':workers', base .. ':numbers'
 
 local function due_of(tenant) return base .. ':due:' .. tenant end
+local function help_of(tenant) return base .. ':help:' .. tenant end
 local function seats_of(worker) return base .. ':seats:' .. worker end
 local function changes_of(worker) return base .. ':changed:' .. worker end
 
@@ -63,17 +65,23 @@ local function add_due(entry, at)
     end
 end
 
-local function unlist(run, tenant)
-    local due = due_of(tenant)
-    if redis.call('ZREM', due, run) == 0 then
-        return
+local function list_tenant(tenant)
+    local first = redis.call('ZRANGE', due_of(tenant), 0, 0, 'WITHSCORES')[2]
+    local help = redis.call('ZRANGE', help_of(tenant), 0, 0, 'WITHSCORES')[2]
+    if help and (not first or tonumber(help) < tonumber(first)) then
+        first = help
     end
-    local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-    if first[2] then
-        redis.call('ZADD', TENANTS, first[2], tenant)
+    if first then
+        redis.call('ZADD', TENANTS, first, tenant)
     else
         redis.call('ZREM', TENANTS, tenant)
         redis.call('HDEL', SERVED, tenant)
+    end
+end
+
+local function unlist(run, tenant)
+    if redis.call('ZREM', due_of(tenant), run) + redis.call('ZREM', help_of(tenant), run) > 0 then
+        list_tenant(tenant)
     end
 end
 
@@ -95,10 +103,14 @@ local function store(run, entry)
     if entry[FINISHED] == 1 or not at then
         return unlist(run, entry[TENANT])
     end
-    local due = due_of(entry[TENANT])
-    redis.call('ZADD', due, text(at), run)
-    redis.call('ZADD', TENANTS, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2], entry[TENANT])
-    keep(due, DAY)
+    local here, other = due_of(entry[TENANT]), help_of(entry[TENANT])
+    if seats > 0 then
+        here, other = other, here
+    end
+    redis.call('ZREM', other, run)
+    redis.call('ZADD', here, text(at), run)
+    list_tenant(entry[TENANT])
+    keep(here, DAY)
 end
 
 local function has_seat(entry, worker)

@@ -18,7 +18,8 @@ from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.engines.sqlite.jobs import SqliteJobs
 from conveyor.engines.sqlite.outbox import SqliteOutbox
 from conveyor.engines.sqlite.queue import SqliteQueue
-from conveyor.engines.sqlite.tasks import SqliteTasks, seed_rows
+from conveyor.engines.sqlite.seed_rows import seed_rows
+from conveyor.engines.sqlite.tasks import SqliteTasks
 from conveyor.model import Job, OutboxEvent, TaskSeed
 
 

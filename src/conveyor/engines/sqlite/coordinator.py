@@ -86,6 +86,9 @@ class SqliteCoordinator:
     async def permits_in_use(self, semaphore: str) -> int:
         return sum(count for count, _ in self._live(semaphore, self._clock.monotonic()).values())
 
+    async def permits_in_use_of(self, semaphores: Sequence[str]) -> list[int]:
+        return [await self.permits_in_use(each) for each in semaphores]
+
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
         now = self._clock.monotonic()
         step = 1 / rate

@@ -33,7 +33,7 @@ from conveyor.engines.sqlite.shrinking import (
     shrink,
 )
 from conveyor.engines.sqlite.soundness import check_schema, damaged, open_error
-from conveyor.errors import DatabaseUnusable, DataDirectoryInUse, EngineFailed
+from conveyor.errors import DatabaseUnusable, DataDirectoryInUse, EngineFailed, EngineRefused
 from conveyor.faults import crashpoint
 
 log = structlog.get_logger()
@@ -44,6 +44,8 @@ Work = Callable[[apsw.Connection], T]
 # Does what several callers ask for, and returns the result of each.
 JointWork = Callable[[apsw.Connection, list[V]], list[T]]
 
+# The values are at fault: they would be refused again.
+_REFUSALS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 _MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
 _READERS = 2
@@ -99,7 +101,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 # Entry N adds to the schema what older code neither needs nor minds: a table, an index, a column that may be null. It
 # leaves the version as it is, so that the code before it runs on the result, and a rollback restores no data.
-EXPANSIONS: tuple[str, ...] = ()
+EXPANSIONS: tuple[str, ...] = (sql_file("expansions/0001_unchanged.sql"),)
 
 
 class _Write:
@@ -320,7 +322,8 @@ class SqliteDatabase:
             problem = disk_problem(directory)
             if problem is not None:
                 return problem
-        return EngineFailed(f"The database failed: {error}")
+        failed = EngineRefused if isinstance(error, _REFUSALS) else EngineFailed
+        return failed(f"The database failed: {error}")
 
     async def close(self) -> None:
         self._closed = True

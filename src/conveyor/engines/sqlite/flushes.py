@@ -15,14 +15,13 @@ from conveyor.engines.sqlite.outbox import insert_events
 from conveyor.engines.sqlite.queue import insert_queued
 from conveyor.engines.sqlite.tasks import count_replaced_outcomes
 from conveyor.engines.tasks import Finished
-from conveyor.model import Counts, RunId, TaskEnd, TenantId
+from conveyor.model import Counts, RunId, TaskEnd, TenantId, count_ends
 from conveyor.states import RunState, TaskStatus
 
 SQL = named_queries("flushes.sql")
 
 _encode = msgspec.json.encode
 _pairs = msgspec.json.Decoder(list[tuple[int, int]])
-_STATUSES = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 Moving = dict[int, list[TaskEnd]]
 
@@ -138,9 +137,9 @@ def _count(db: apsw.Connection, moving: Moving, reruns: set[int]) -> dict[int, C
     """Count what moved. Returns the counts of all runs afterwards."""
     more, errors = [], []
     for number, ends in moving.items():
-        statuses = Counter([end.status for end in ends])
-        more.append((number, *(statuses[status] for status in _STATUSES)))
-        if statuses[TaskStatus.FAILED]:
+        counts = count_ends(ends)
+        more.append((number, *msgspec.structs.astuple(counts)))
+        if counts.failed:
             codes = Counter(end.error_code for end in ends if end.status == TaskStatus.FAILED and end.error_code)
             errors += [(number, code, count) for code, count in codes.items()]
         if number in reruns:
@@ -148,7 +147,7 @@ def _count(db: apsw.Connection, moving: Moving, reruns: set[int]) -> dict[int, C
     if errors:
         db.execute(SQL["count_errors"], {"counts": _encode(errors).decode()})
     rows = _rows(db, "count", {"counts": _encode(more).decode()}) if more else []
-    return {number: Counts(*counts) for number, *counts in rows}
+    return {number: Counts(*kept) for number, *kept in rows}
 
 
 def _note(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> None:

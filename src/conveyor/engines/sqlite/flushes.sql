@@ -20,14 +20,15 @@ WHERE tasks.run_no = ends.run_no AND tasks.idx = ends.idx AND tasks.status = 0;
 
 -- name: count
 WITH more AS MATERIALIZED (
-    SELECT value ->> 0 AS run_no, value ->> 1 AS succeeded, value ->> 2 AS failed, value ->> 3 AS cancelled
+    SELECT value ->> 0 AS run_no, value ->> 1 AS succeeded, value ->> 2 AS failed, value ->> 3 AS cancelled,
+        value ->> 4 AS unchanged
     FROM json_each(:counts)
 )
 UPDATE task_runs
 SET succeeded = task_runs.succeeded + more.succeeded, failed = task_runs.failed + more.failed,
-    cancelled = task_runs.cancelled + more.cancelled
+    cancelled = task_runs.cancelled + more.cancelled, unchanged = task_runs.unchanged + more.unchanged
 FROM more WHERE task_runs.run_no = more.run_no
-RETURNING run_no, succeeded, failed, cancelled;
+RETURNING run_no, succeeded, failed, cancelled, unchanged;
 
 -- name: count_errors
 INSERT INTO task_errors (run_no, error_code, count)

@@ -108,6 +108,10 @@ class SqliteJobs:
 
         return await self._database.write(work)
 
+    async def keep_job(self, tenant: TenantId, job_id: JobId, until: float) -> bool:
+        values = {"tenant": tenant, "job_id": job_id, "until": until, "now": self._clock.now()}
+        return await self._database.change(SQL["keep_job"], values) > 0
+
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
         row = self._database.read_one(SQL["job"], values)

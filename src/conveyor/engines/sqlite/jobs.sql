@@ -33,6 +33,11 @@ UPDATE jobs SET options = :options, version = version + 1,
     expires_at = expires_at + 86400.0 * (:retention_days - coalesce(options ->> '$.retention_days', :default_days))
 WHERE job_id = :job_id AND version = :version AND expires_at > :now AND deleted = 0;
 
+-- name: keep_job
+-- The time of an unfinished job is infinite, and stays so.
+UPDATE jobs SET expires_at = max(expires_at, :until)
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;
+
 -- name: job
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;

@@ -20,6 +20,8 @@ from conveyor.engines.ready import (
 )
 from conveyor.model import JobId, RunId, TenantId
 
+_Heap = list[tuple[float, RunId]]
+
 
 class _Entry(msgspec.Struct):
     """A run. `due_times` are those of its messages, sorted; `recheck_at` is when the last worker wanted it to be looked
@@ -36,9 +38,11 @@ class _Entry(msgspec.Struct):
 
 
 class _Tenant(msgspec.Struct):
-    """A heap of listed runs, with entries that are no longer valid; and when it was last served, as a count."""
+    """Heaps of listed runs, with entries that are no longer valid: runs without a worker, and runs whose workers asked
+    for help. And when the tenant was last served, as a count."""
 
-    runs: list[tuple[float, RunId]]
+    runs: _Heap = msgspec.field(default_factory=list)
+    helps: _Heap = msgspec.field(default_factory=list)
     served: int = 0
 
 
@@ -56,7 +60,8 @@ class MemoryReadyIndex:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: dict[RunId, _Entry] = {}
-        self._listed: dict[RunId, float] = {}
+        # When each listed run is due, and whether its workers asked for help.
+        self._listed: dict[RunId, tuple[float, bool]] = {}
         self._tenants: dict[TenantId, _Tenant] = {}
         self._workers: dict[str, _WorkerSeats] = {}
         self._changes = itertools.count(1)
@@ -71,7 +76,7 @@ class MemoryReadyIndex:
 
     async def hasten_tenant(self, tenant: TenantId) -> None:
         now = self._clock.monotonic()
-        for run_id in [run_id for run_id, at in self._listed.items() if at > now]:
+        for run_id in [run_id for run_id, (at, _) in self._listed.items() if at > now]:
             entry = self._entries[run_id]
             if entry.tenant == tenant:
                 _add_due(entry, now, now)
@@ -151,34 +156,33 @@ class MemoryReadyIndex:
         skipped, unjoined = frozenset(request.skipped), frozenset(request.unjoined)
         by_default = now - request.overdue
         of_unjoined = by_default if request.unjoined_overdue is None else now - request.unjoined_overdue
-        aside: list[tuple[_Tenant, tuple[float, RunId]]] = []
-        due = [
-            (tenant, latest)
-            for name, tenant in self._tenants.items()
-            if self._is_due(tenant, latest := of_unjoined if name in unjoined else by_default)
-        ]
+        aside: list[tuple[_Heap, tuple[float, RunId]]] = []
+        due = []
+        for name, tenant in list(self._tenants.items()):
+            may_join = name not in unjoined
+            latest = by_default if may_join else of_unjoined
+            if (first := self._earliest(tenant, may_join)) and first[0][0] <= latest:
+                due.append((tenant, latest, may_join))
+            elif not tenant.runs and not tenant.helps:
+                del self._tenants[name]
         tenants = sorted(due, key=lambda each: each[0].served)
         while left > 0 and tenants:
             turn, tenants = tenants, []
-            for tenant, latest in turn:
+            for tenant, latest, may_join in turn:
                 if left == 0:
                     break
-                while (first := self._first(tenant)) is not None and first[0] <= latest:
-                    heapq.heappop(tenant.runs)
-                    entry = self._entries[first[1]]
-                    may_join = not entry.seats or (request.holder not in entry.seats and entry.tenant not in unjoined)
-                    if first[1] in skipped or not may_join:
-                        aside.append((tenant, first))
+                while (heap := self._earliest(tenant, may_join)) and heap[0][0] <= latest:
+                    at, run_id = heapq.heappop(heap)
+                    if run_id in skipped or request.holder in self._entries[run_id].seats:
+                        aside.append((heap, (at, run_id)))
                         continue
                     tenant.served = next(self._turns)
-                    tenants.append((tenant, latest))
+                    tenants.append((tenant, latest, may_join))
                     left -= 1
-                    yield first[1]
+                    yield run_id
                     break
-        for tenant, first in aside:
-            heapq.heappush(tenant.runs, first)
-        for name in [name for name, tenant in self._tenants.items() if self._first(tenant) is None]:
-            del self._tenants[name]
+        for heap, listed in aside:
+            heapq.heappush(heap, listed)
 
     def _seat(self, run_id: RunId, holder: str, worker: _WorkerSeats, now: float) -> SeatedRun:
         entry = self._entries[run_id]
@@ -194,15 +198,18 @@ class MemoryReadyIndex:
         entry = self._entries[run_id]
         return SeatedRun(run_id, entry.tenant, entry.job_id, entry.pause)
 
-    def _first(self, tenant: _Tenant) -> tuple[float, RunId] | None:
-        """The tenant's listed run that is due first."""
-        while tenant.runs and self._listed.get(tenant.runs[0][1]) != tenant.runs[0][0]:
-            heapq.heappop(tenant.runs)
-        return tenant.runs[0] if tenant.runs else None
+    def _earliest(self, tenant: _Tenant, may_join: bool) -> _Heap:
+        """The heap whose first entry is the tenant's run that is due first. Runs with a worker count if they may be
+        joined."""
+        runs = self._clean(tenant.runs, is_help=False)
+        helps = self._clean(tenant.helps, is_help=True) if may_join else []
+        return helps if not runs or (helps and helps[0] < runs[0]) else runs
 
-    def _is_due(self, tenant: _Tenant, latest: float) -> bool:
-        first = self._first(tenant)
-        return first is not None and first[0] <= latest
+    def _clean(self, heap: _Heap, *, is_help: bool) -> _Heap:
+        """Remove invalid entries from the top of a heap."""
+        while heap and self._listed.get(heap[0][1]) != (heap[0][0], is_help):
+            heapq.heappop(heap)
+        return heap
 
     def _list(self, run_id: RunId, entry: _Entry) -> None:
         """List the run at the time that its entry says, or not at all."""
@@ -212,13 +219,15 @@ class MemoryReadyIndex:
                 del self._entries[run_id]
             return
         at = entry.help_at if entry.seats else min(*entry.due_times[:1], entry.recheck_at, inf)
-        if at == self._listed.get(run_id, inf):
-            return
         if at == inf:
-            del self._listed[run_id]
+            self._listed.pop(run_id, None)
             return
-        self._listed[run_id] = at
-        heapq.heappush(self._tenants.setdefault(entry.tenant, _Tenant([])).runs, (at, run_id))
+        is_help = bool(entry.seats)
+        if self._listed.get(run_id) == (at, is_help):
+            return
+        self._listed[run_id] = at, is_help
+        tenant = self._tenants.setdefault(entry.tenant, _Tenant())
+        heapq.heappush(tenant.helps if is_help else tenant.runs, (at, run_id))
 
 
 def _add_due(entry: _Entry, at: float, now: float) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -12,7 +11,8 @@ import msgspec
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
-from conveyor.engines.sqlite.slabs import index_of, next_keys, sort_key, sort_keys
+from conveyor.engines.sqlite.seed_rows import SeedPart, seed_part
+from conveyor.engines.sqlite.slabs import index_of, next_keys, sort_key
 from conveyor.engines.tasks import (
     FEW_FAILED,
     MAX_CODES,
@@ -38,6 +38,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    count_ends,
     count_replaced,
     is_task_id,
     shard_of,
@@ -80,14 +81,13 @@ class SqliteTasks:
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         if not seeds:
             return
-        rows: list[str] = []
+        parts: list[SeedPart] = []
         for start in range(0, len(seeds), _ROWS_IN_ONE_STEP):
             if start:
                 await asyncio.sleep(0)
-            rows.append(seed_rows(run, seeds[start : start + _ROWS_IN_ONE_STEP]))
+            parts.append(seed_part(run, seeds[start : start + _ROWS_IN_ONE_STEP]))
         crashpoint("tasks.put.before")
-        is_rerun = not {seed.prior for seed in seeds} <= {None}
-        await self._database.write(lambda db: insert_tasks(db, run, rows, is_rerun))
+        await self._database.write(lambda db: _put(db, run, parts))
         crashpoint("tasks.put.after")
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
@@ -163,7 +163,7 @@ class SqliteTasks:
 
         kept, truth = await self._database.read(look)
         right = truth if kept == truth else await self._database.write(mend)
-        return Counts(*right[:3])
+        return Counts(*right[:4])
 
     async def replaced(self, run: RunKey) -> Replaced:
         number = await self._number(run)
@@ -282,25 +282,14 @@ class SqliteTasks:
         return number
 
 
-def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
-    """The parameters of the statement that puts tasks."""
-    indexes = [seed.index for seed in seeds]
-    keys = sort_keys(run.run_id, indexes)
-    shards: Iterable[int] = repeat(0, len(seeds))
-    if run.shard_count > 1:
-        shards = [shard_of(task_id(run.run_id, index), run.shard_count) for index in indexes]
-    rows = zip(indexes, shards, keys, [seed.input for seed in seeds], [seed.prior for seed in seeds], strict=True)
-    return _encode(list(rows)).decode()
-
-
-def insert_tasks(db: apsw.Connection, run: RunKey, rows: Sequence[str], is_rerun: bool = False) -> None:
-    """Part of a transaction. `rows` are those of several calls of `seed_rows`."""
+def _put(db: apsw.Connection, run: RunKey, parts: Sequence[SeedPart]) -> None:
     pending = _find_run(db, run)
     if pending is None:
+        is_rerun = any(part.is_rerun for part in parts)
         values = {"run_id": run.run_id, "tenant": run.tenant, "rerun": is_rerun}
         pending = _row(db, SQL["insert_run_no"], values)
-    for part in rows:
-        db.execute(SQL["put"], {"run_no": pending[0], "seeds": part})
+    for part in parts:
+        db.execute(SQL[part.query], {"run_no": pending[0], **part.values})
 
 
 def _row(db: apsw.Connection, query: str, values: dict[str, Any]) -> Any:
@@ -325,14 +314,12 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd], is_rerun:
     moving = [end for end in first.values() if end.index in live]
     db.execute(SQL["finish"], {"run_no": number, "ends": _encode(moving).decode()})
     assert db.changes() == len(moving)
-    statuses = Counter(end.status for end in moving)
-    by_status = (statuses[s] for s in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED))
     codes = Counter(end.error_code for end in moving if end.status == TaskStatus.FAILED and end.error_code)
     if codes:
         db.execute(SQL["count_errors"], {"run_no": number, "counts": _encode(codes).decode()})
     if is_rerun:
         count_replaced_outcomes(db, number, moving)
-    return Finished(live, _count(db, number, Counts(*by_status)))
+    return Finished(live, _count(db, number, count_ends(moving)))
 
 
 def count_replaced_outcomes(db: apsw.Connection, number: int, moving: Sequence[TaskEnd]) -> None:

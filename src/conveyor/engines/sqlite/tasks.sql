@@ -9,6 +9,13 @@ INSERT INTO tasks (run_no, idx, shard, sort_key, status, input, prior)
 SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, 0, value ->> 3, value ->> 4 FROM jsonb_each(:seeds) WHERE TRUE
 ON CONFLICT (run_no, idx) DO NOTHING;
 
+-- name: put_neighbours
+-- The keys are decimal, 19 digits each.
+INSERT INTO tasks (run_no, idx, shard, sort_key, status, input)
+SELECT :run_no, :first + rowid - 1, 0, CAST(substr(:keys, 19 * rowid - 18, 19) AS INTEGER), 0, value
+FROM carray(:inputs) WHERE TRUE
+ON CONFLICT (run_no, idx) DO NOTHING;
+
 -- name: unfinished
 SELECT json_group_array(t.idx)
 FROM (SELECT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
@@ -30,9 +37,10 @@ WHERE tasks.run_no = ends.run_no AND tasks.idx = ends.idx AND tasks.status = 0;
 
 -- name: count
 UPDATE task_runs
-SET succeeded = succeeded + :succeeded, failed = failed + :failed, cancelled = cancelled + :cancelled
+SET succeeded = succeeded + :succeeded, failed = failed + :failed, cancelled = cancelled + :cancelled,
+    unchanged = unchanged + :unchanged
 WHERE run_no = :run_no
-RETURNING succeeded, failed, cancelled;
+RETURNING succeeded, failed, cancelled, unchanged;
 
 -- name: count_errors
 INSERT INTO task_errors (run_no, error_code, count)
@@ -45,7 +53,7 @@ SELECT idx, prior FROM tasks WHERE run_no = :run_no AND idx IN (SELECT value FRO
 -- name: count_replaced
 UPDATE task_runs
 SET replaced_succeeded = replaced_succeeded + :succeeded, replaced_failed = replaced_failed + :failed,
-    replaced_cancelled = replaced_cancelled + :cancelled
+    replaced_cancelled = replaced_cancelled + :cancelled, replaced_unchanged = replaced_unchanged + :unchanged
 WHERE run_no = :run_no;
 
 -- name: count_replaced_errors
@@ -61,10 +69,11 @@ UPDATE tasks SET status = 3, finished_at = :at
 WHERE run_no = :run_no AND idx IN (SELECT value FROM json_each(:indexes)) AND status = 0;
 
 -- name: counts
-SELECT succeeded, failed, cancelled FROM task_runs WHERE run_no = :run_no;
+SELECT succeeded, failed, cancelled, unchanged FROM task_runs WHERE run_no = :run_no;
 
 -- name: replaced
-SELECT replaced_succeeded, replaced_failed, replaced_cancelled FROM task_runs WHERE run_no = :run_no;
+SELECT replaced_succeeded, replaced_failed, replaced_cancelled, replaced_unchanged FROM task_runs
+WHERE run_no = :run_no;
 
 -- name: replaced_codes
 SELECT error_code, replaced FROM task_errors WHERE run_no = :run_no AND replaced > 0
@@ -74,18 +83,21 @@ ORDER BY replaced DESC, error_code LIMIT :limit;
 -- With the kept counts beside them: one statement sees one moment.
 SELECT (
         SELECT json_array(
-            succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled
+            succeeded, failed, cancelled, unchanged,
+            replaced_succeeded, replaced_failed, replaced_cancelled, replaced_unchanged
         ) FROM task_runs WHERE run_no = :run_no
     ),
     count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3),
+    count(*) FILTER (WHERE status = 1 AND error_code = 'unchanged'),
     count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '1%'),
     count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '2%'),
-    count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '3%')
+    count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '3%'),
+    count(*) FILTER (WHERE status IN (1, 2) AND prior = '1unchanged')
 FROM tasks WHERE run_no = :run_no;
 
 -- name: set_counts
-UPDATE task_runs SET succeeded = :c0, failed = :c1, cancelled = :c2,
-    replaced_succeeded = :c3, replaced_failed = :c4, replaced_cancelled = :c5
+UPDATE task_runs SET succeeded = :c0, failed = :c1, cancelled = :c2, unchanged = :c3,
+    replaced_succeeded = :c4, replaced_failed = :c5, replaced_cancelled = :c6, replaced_unchanged = :c7
 WHERE run_no = :run_no;
 
 -- name: error_codes

@@ -32,7 +32,7 @@ from conveyor.engines.sqs.queues import MAX_RECEIVES, QueuePlace, Queues, is_run
 from conveyor.engines.sqs.shared import Shared
 from conveyor.engines.sqs.shared_runs import SharedRuns
 from conveyor.engines.sqs.starts import Starts
-from conveyor.errors import EngineFailed
+from conveyor.errors import EngineFailed, EngineRefused
 from conveyor.faults import crashpoint
 from conveyor.model import Page, TenantId
 
@@ -165,7 +165,7 @@ class SqsQueue:
         crashpoint("sqs.drop.after")
 
     async def _send(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
-        """Send to the queue's current place. Raises EngineFailed for messages that SQS never accepts."""
+        """Send to the queue's current place. Raises EngineRefused for messages that SQS never accepts."""
         if not envelopes:
             return []
         place = await self.queues.to_send(queue)
@@ -177,7 +177,7 @@ class SqsQueue:
             verdicts = await self._send_again(queue, envelopes)
         if EntryVerdict.REFUSED in verdicts:
             size = len(to_text(envelopes[verdicts.index(EntryVerdict.REFUSED)][0]))
-            raise EngineFailed(f"SQS does not accept a message of {size} bytes.")
+            raise EngineRefused(f"SQS does not accept a message of {size} bytes.")
         self._depths.forget(queue)
         return verdicts
 

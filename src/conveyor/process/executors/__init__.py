@@ -76,6 +76,11 @@ class LocalExecutor(Executor):
         task.
         """
 
+    async def attempt_through(self, gateway: int, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        """Make the attempts through one gateway of the job's pool. An executor that goes through gateways has its
+        own."""
+        return await self.attempt(job, refs)
+
     def lane(self, job: Job, tools: "LaneTools") -> "Lane":
         from conveyor.process.local_lane import LocalLane  # noqa: PLC0415  (child processes have no lanes)
 

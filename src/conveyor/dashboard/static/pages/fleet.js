@@ -7,13 +7,16 @@ import { h, renew } from "../dom.js";
 import { count, moment } from "../format.js";
 import { poll } from "../live.js";
 import { resetBreakers } from "../parts/breakers.js";
+import { loadChart } from "../parts/load-chart.js";
 import { attempt, empty } from "../parts/says.js";
-import { pill } from "../parts/state.js";
+import { circuitOf, jobPill, pill } from "../parts/state.js";
 import { tile } from "../parts/summary.js";
 import { pager, table } from "../parts/table.js";
 
 // Handlers of a worker that its row names.
 const HANDLERS = 4;
+// Lanes are of runs that have not finished: their state does not depend on counts.
+const NONE = { succeeded: 0, failed: 0, cancelled: 0 };
 
 /** @type {import("../main.js").Page} */
 export async function fleetPage(root, signal) {
@@ -25,7 +28,7 @@ export async function fleetPage(root, signal) {
   const breakers = table(
     "Breakers",
     /** @type {import("../parts/table.js").Column<Breaker>[]} */ ([
-      { title: "Target", look: "wide", cell: (each) => each.target },
+      { title: "Target", look: "wide", cell: (each) => each.target.replace(/^upstream:/, "") },
       { title: "State", cell: (each) => pill(each.state) },
       { title: "Open since", look: "number", cell: (each) => moment(each.since) },
       {
@@ -71,10 +74,11 @@ export async function fleetPage(root, signal) {
           each,
         ) => [
           h("a", { class: "clip", href: `#/jobs/${each.job_id}` }, each.name ?? each.job_id),
-          each.waiting && h("span", { class: "muted" }, each.waiting.detail),
+          each.waiting &&
+          h("span", { class: "muted" }, each.waiting.target ? circuitOf(each.waiting) : each.waiting.detail),
         ],
       },
-      { title: "State", cell: (each) => pill(each.state) },
+      { title: "State", cell: (each) => jobPill({ ...each, total: 0, counts: NONE }) },
       { title: "Running", look: "number", cell: (each) => `${count(each.running)} of ${count(each.concurrency)}` },
       { title: "Queue", look: "number", cell: (each) => depth(each.queue) },
       { title: "Retries", look: "number", cell: (each) => depth(each.recovery) },
@@ -100,12 +104,16 @@ export async function fleetPage(root, signal) {
     (each) => each.name,
   );
   const alone = h("div");
+  const chart = loadChart();
   const load = async () => {
-    const [workers, broken, active] = await Promise.all([
+    const [workers, broken, active, history] = await Promise.all([
       get("/v1/workers", {}, signal),
       get("/v1/breakers", {}, signal),
       get("/v1/lanes", { limit: 50, cursor: pages.cursor }, signal),
+      get("/v1/load", {}, signal),
     ]);
+    // Once the page is shown: the chart is as wide as its card.
+    requestAnimationFrame(() => chart.show(history));
     const running = active.items.reduce((/** @type {number} */ sum, /** @type {Lane} */ lane) => sum + lane.running, 0);
     renew(
       tiles,
@@ -137,6 +145,13 @@ export async function fleetPage(root, signal) {
   root.append(
     h("div", { class: "title" }, h("h1", {}, "Fleet")),
     tiles,
+    h(
+      "section",
+      { class: "card" },
+      h("h2", {}, "Load"),
+      chart.node,
+      h("p", { class: "muted fine" }, "All jobs together, sampled every few seconds."),
+    ),
     h("section", { class: "card" }, h("h2", {}, "Workers"), fleet.node, alone),
     h("section", { class: "card" }, h("h2", {}, "Breakers"), breakers.node, calm, h("p", { class: "actions" }, all)),
     h("section", { class: "card" }, h("h2", {}, "Lanes"), lanes.node, idle, pages.node),

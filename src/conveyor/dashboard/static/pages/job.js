@@ -3,7 +3,7 @@
  * outcome of each task over all runs, or about the one run that the address names.
  */
 
-/** @import { Job, Progress, Run, Statistics } from "../shapes.js" */
+/** @import { ErrorGroups, Job, Progress, Run, Statistics } from "../shapes.js" */
 
 import { addressWith, stateOf } from "../address.js";
 import { get } from "../api.js";
@@ -13,10 +13,14 @@ import { jobActions } from "../parts/actions.js";
 import { addSample, latencyChart, progressChart } from "../parts/charts.js";
 import { comparisonCard } from "../parts/comparison.js";
 import { deliveriesTable } from "../parts/deliveries.js";
+import { errorGroups } from "../parts/error-groups.js";
 import { errorsList } from "../parts/errors.js";
 import { exportsCard } from "../parts/exports.js";
+import { hostsCard } from "../parts/hosts.js";
 import { invalidCard } from "../parts/invalid.js";
+import { optionsCard } from "../parts/options-card.js";
 import { runsTable } from "../parts/runs.js";
+import { attempt } from "../parts/says.js";
 import { ended, hasEnded } from "../parts/state.js";
 import { jobSummary } from "../parts/summary.js";
 import { tabs } from "../parts/tabs.js";
@@ -25,6 +29,8 @@ import { trail } from "../parts/trail.js";
 
 // Interval for data that the stream does not carry, in milliseconds.
 const SLOW = 4_000;
+// When to look again after the end of a run: its workers write the last of what they collected.
+const LATE = [1_500, 6_500];
 
 /** @type {import("../main.js").Page} */
 export async function jobPage(root, signal, jobId) {
@@ -34,6 +40,8 @@ export async function jobPage(root, signal, jobId) {
   let job = await get(path, { run: chosen() }, signal);
   /** @type {Statistics | null} */
   let statistics = null;
+  /** @type {ErrorGroups | null} */
+  let grouped = null;
   let asked = 0;
 
   const refresh = async () => {
@@ -43,17 +51,25 @@ export async function jobPage(root, signal, jobId) {
   };
   const refreshParts = async () => {
     asked = Date.now();
-    const [latest, page] = await Promise.all([
+    const [latest, groups, page] = await Promise.all([
       get(`${path}/statistics`, { run: chosen() }, signal),
+      get(`${path}/errors`, { run: chosen() || "latest" }, signal),
       get(`${path}/deliveries`, { limit: 50 }, signal),
       exports.refresh(job),
       invalid.refresh(job),
       events.refresh(),
       tasks.refresh(),
+      showHosts(),
     ]);
     statistics = latest;
+    grouped = groups;
     deliveries.show(page.items);
     sent.hidden = page.items.length === 0;
+  };
+  const ofRun = () => (job.runs.length > 1 ? ` · run ${shownRun(job, chosen()).number}` : "");
+  // Only where it is looked at.
+  const showHosts = async () => {
+    if (parts.current() === "hosts") await hosts.refresh(chosen(), hasEnded(job.state), ofRun());
   };
   const refreshAll = async () => {
     asked = 0;
@@ -76,10 +92,13 @@ export async function jobPage(root, signal, jobId) {
   const latency = latencyChart();
   const tasks = tasksCard(jobId, signal, refreshAll);
   const errors = errorsList((code) => tasks.ofError(code));
+  const groups = errorGroups(jobId, refreshAll);
+  const hosts = hostsCard(jobId, signal, refreshAll);
   const runs = runsTable();
   const comparison = comparisonCard(jobId, signal);
   const exports = exportsCard(jobId, signal);
   const invalid = invalidCard(jobId, signal);
+  const options = optionsCard(jobId, refreshAll);
   const events = trail(`${path}/events`, signal);
   const deliveries = deliveriesTable(signal);
   const [speedTitle, latencyTitle, errorsTitle] = [h("h2"), h("h2"), h("h2")];
@@ -93,33 +112,37 @@ export async function jobPage(root, signal, jobId) {
       label: "Overview",
       nodes: [
         h("div", { class: "pair" }, card(speedTitle, progress.node), card(latencyTitle, latency.node)),
-        card(errorsTitle, errors.node),
+        h("section", { class: "card" }, errorsTitle, errors.node, groups.node),
         tasks.node,
         invalid.node,
       ],
     },
+    { id: "hosts", label: "Hosts", nodes: [hosts.node] },
     { id: "runs", label: "Runs", nodes: [card(h("h2", {}, "Runs"), runs.node), comparison.node] },
     { id: "exports", label: "Exports", nodes: [exports.node] },
+    { id: "options", label: "Options", nodes: [options.node] },
     { id: "events", label: "Events", nodes: [card(h("h2", {}, "Events"), events.node), sent] },
   ]);
 
   const draw = () => {
+    lookLater();
     document.title = `${job.name ?? job.id} · Conveyor`;
     const run = shownRun(job, chosen());
-    const ofRun = job.runs.length > 1 ? ` · run ${run.number}` : "";
     summary.show(job, run, chosen() !== "");
     actions.show(job, statistics?.errors);
     renew(switcher, runSwitch(job, chosen()));
-    renew(speedTitle, `Throughput${ofRun}`);
-    renew(latencyTitle, `Latency${ofRun}`);
-    renew(errorsTitle, chosen() ? `Errors${ofRun}` : "Errors");
+    renew(speedTitle, `Throughput${ofRun()}`);
+    renew(latencyTitle, `Latency${ofRun()}`);
+    renew(errorsTitle, chosen() ? `Errors${ofRun()}` : "Errors");
     runs.show(job.runs);
     comparison.show(job.runs);
+    options.show(job);
     tasks.allow(hasEnded(job.state));
     parts.show();
     if (parts.current() === "runs") void comparison.open();
+    if (grouped) groups.show(grouped, hasEnded(job.state), ofRun());
     if (!statistics) return;
-    progress.show(statistics.samples, run.total);
+    progress.show(statistics.samples, statistics.series, run.total);
     latency.show(statistics.durations, run.number === job.run.number ? job.task_time : null);
     errors.show(statistics.errors);
   };
@@ -133,6 +156,13 @@ export async function jobPage(root, signal, jobId) {
     // The stream does not carry throughput and time left.
     if (another || hasEnded(now.state) || Date.now() - asked >= SLOW) void catchUp();
   };
+  let isLate = hasEnded(job.state);
+  /** A run that is watched to its end is looked at again. */
+  const lookLater = () => {
+    if (isLate || !hasEnded(job.state)) return;
+    isLate = true;
+    for (const after of LATE) setTimeout(() => !signal.aborted && void catchUp(), after);
+  };
   let run = chosen();
   /** The state of the address has changed: another run is another view of everything. */
   const restore = () => {
@@ -141,8 +171,10 @@ export async function jobPage(root, signal, jobId) {
     tasks.restore();
     parts.show();
     if (parts.current() === "runs") void comparison.open();
+    void attempt(showHosts);
     if (other) {
       statistics = null;
+      grouped = null;
       asked = 0;
       void catchUp();
     }

@@ -11,7 +11,7 @@ import { bulkBar } from "../parts/bulk.js";
 import { jobFilters } from "../parts/job-filters.js";
 import { pager } from "../parts/table.js";
 import { attempt, empty } from "../parts/says.js";
-import { bar, ended, hasEnded, jobPill } from "../parts/state.js";
+import { bar, circuitOf, ended, hasEnded, jobPill } from "../parts/state.js";
 
 const PAGE = 50;
 // A search reads further pages until one has a match, at most this many.
@@ -203,6 +203,7 @@ function counts(job) {
     h("b", {}, percent(ended(job.counts), job.total)),
     ` of ${count(job.total)}`,
     job.counts.failed > 0 && h("span", { class: "failed-count" }, ` · ${count(job.counts.failed)} failed`),
+    (job.counts.unchanged ?? 0) > 0 && ` · ${count(job.counts.unchanged ?? 0)} unchanged`,
     job.counts.cancelled > 0 && ` · ${count(job.counts.cancelled)} cancelled`,
     job.invalid_lines > 0 && ` · ${count(job.invalid_lines)} skipped`,
   ];
@@ -210,7 +211,7 @@ function counts(job) {
 
 /** @param {Job} job */
 function speed(job) {
-  if (job.waiting) return job.waiting.target ? `circuit open for ${job.waiting.target}` : job.waiting.detail;
+  if (job.waiting) return job.waiting.target ? circuitOf(job.waiting) : job.waiting.detail;
   if (hasEnded(job.state)) {
     return `took ${
       duration((Date.parse(job.run.ended_at ?? job.run.created_at) - Date.parse(job.run.created_at)) / 1000)

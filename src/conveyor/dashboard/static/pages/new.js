@@ -4,20 +4,24 @@ import { get } from "../api.js";
 import { h, renew } from "../dom.js";
 import { bytes, percent } from "../format.js";
 import { keepDraft } from "../parts/draft.js";
-import { choice, field, text, textOf } from "../parts/form.js";
+import { choice, clearProblems, field, showProblem, text, textOf } from "../parts/form.js";
+import { applies, changesOf, FIELDS, optionField } from "../parts/option-fields.js";
 import { listPreview } from "../parts/preview.js";
 import { words } from "../parts/says.js";
 import { formOf, submitList } from "../upload.js";
 
-/** Options that are numbers: name, label, hint, smallest and largest value, and whether fractions are allowed. */
-const NUMBERS = /** @type {[string, string, string, number, number, boolean][]} */ ([
-  ["concurrency", "Concurrency", "Tasks in progress at once; 64 if empty.", 1, 10_000, false],
-  ["attempts", "Attempts", "Of each task, before it fails; 4 if empty.", 1, 100, false],
-  ["timeout", "Timeout", "Of one attempt, in seconds.", 0.1, 86_400, true],
-  ["rate_per_host", "Rate per host", "Requests a second to one host; unlimited if empty.", 0.001, 10_000, true],
-  ["concurrency_per_host", "Concurrency per host", "Requests to one host at once.", 1, 10_000, false],
-  ["retention_days", "Retention", "Days for which results are kept after the end; 14 if empty.", 0.01, 365, true],
-  ["priority", "Priority", "Jobs of a higher one get more slots.", -1000, 1000, false],
+const named = (/** @type {string[]} */ names) => names.flatMap((name) => FIELDS.filter((each) => each.name === name));
+const FIRST = named(["concurrency", "attempts"]);
+const MORE = named([
+  "timeout",
+  "rate_per_host",
+  "concurrency_per_host",
+  "pace",
+  "priority",
+  "retention_days",
+  "on_exhausted",
+  "failure_threshold.failed",
+  "headers",
 ]);
 
 /** @type {import("../main.js").Page} */
@@ -79,6 +83,10 @@ export async function newJobPage(root, signal) {
         : [h("b", {}, "Drop a list here"), " or choose a file: text, jsonl or csv; plain, gzip, zstd or bzip2"],
     );
     handlerField.hidden = kind.value !== "python";
+    for (const option of MORE) {
+      const place = form.elements.namedItem(option.name)?.closest(".field");
+      if (place) place.hidden = !applies(option, kind.value, "closed");
+    }
     handler.required = kind.value === "python";
     void preview.load(chosen ?? new Blob([typed.value]), { kind: kind.value, ...listForm() });
   };
@@ -99,6 +107,7 @@ export async function newJobPage(root, signal) {
     event.preventDefault();
     const list = chosen ?? new Blob([typed.value]);
     problem.hidden = true;
+    clearProblems(form);
     button.disabled = true;
     try {
       if (!list.size) throw new Error("The list is empty. Drop a file, choose one, or type some lines.");
@@ -114,8 +123,10 @@ export async function newJobPage(root, signal) {
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {
       if (signal.aborted) return;
-      problem.textContent = words(error);
-      problem.hidden = false;
+      if (!showProblem(form, error)) {
+        problem.textContent = words(error);
+        problem.hidden = false;
+      }
       renew(status, "");
     } finally {
       button.disabled = false;
@@ -135,10 +146,10 @@ export async function newJobPage(root, signal) {
       field("kind", "Kind", kind),
       handlerField,
       field("url_column", "URL column", column, "Of a csv, if it is not called url."),
-      NUMBERS.slice(0, 2).map(number),
+      FIRST.map(optional),
     ),
     h("datalist", { id: "handlers" }, handlers.map((value) => h("option", { value }))),
-    h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" }, NUMBERS.slice(2).map(number))),
+    h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" }, MORE.map(optional))),
     problem,
     h("div", { class: "actions" }, button, h("a", { class: "button quiet", href: "#/jobs" }, "Cancel"), status),
   );
@@ -151,9 +162,14 @@ export async function newJobPage(root, signal) {
   show();
 }
 
-/** @param {(typeof NUMBERS)[number]} option */
-function number([id, label, hint, min, max, fractions]) {
-  return field(id, label, text(id, { type: "number", min, max, step: fractions ? "any" : 1 }), hint);
+/** A field that may stay empty: the default is its placeholder. @param {import("../parts/option-fields.js").OptionField} option */
+function optional(option) {
+  const node = optionField(option, { isFilled: false });
+  const control = node.querySelector("input, textarea");
+  if (control && typeof option.standard === "number") control.placeholder = String(option.standard);
+  // What may hold secrets is not stored with the draft.
+  if (option.type === "headers") control.dataset.secret = "";
+  return node;
 }
 
 /** @param {import("../shapes.js").FleetWorker[]} workers */
@@ -165,11 +181,13 @@ function handlersOf(workers) {
 function optionsOf(form, chosen) {
   const kind = textOf(form, "kind");
   const name = textOf(form, "name") || chosen?.name.slice(0, 200);
-  const numbers = NUMBERS.map(([id]) => [id, textOf(form, id)]).filter(([, value]) => value !== "");
+  const typed = [...FIRST, ...MORE].filter((option) => applies(option, kind, "closed"))
+    .map((option) => /** @type {const} */ ([option, textOf(form, option.name)]))
+    .filter(([option, value]) => value !== "" && value !== option.standard);
   return {
     kind,
     ...(name ? { name } : {}),
     ...(kind === "python" ? { handler: textOf(form, "handler") } : {}),
-    ...Object.fromEntries(numbers.map(([id, value]) => [id, Number(value)])),
+    ...changesOf({}, new Map(typed)),
   };
 }

@@ -4,7 +4,7 @@
 
 import { get, newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
-import { count, input, moment } from "../format.js";
+import { coming, count, input, moment } from "../format.js";
 import { poll } from "../live.js";
 import { ask } from "../parts/dialog.js";
 import { choice, field, text, textOf } from "../parts/form.js";
@@ -98,8 +98,9 @@ async function schedulePage(root, signal, scheduleId) {
       facts,
       fact("State", pill(schedule.paused ? "paused" : "active")),
       fact("Times", times(schedule)),
-      fact("Next fires", schedule.next_fires.map((at) => h("span", { class: "line" }, moment(at)))),
+      fact("Next fires", schedule.next_fires.map((at) => h("span", { class: "line" }, coming(at)))),
       fact("Missed fires", schedule.missed),
+      schedule.changed_only && fact("Only what changed", "Each job compares its pages with those of the one before."),
       fact("Job", h("pre", { class: "body" }, JSON.stringify(schedule.job, null, 2))),
     );
     rows([...schedule.fires].reverse());

@@ -49,7 +49,7 @@ export async function taskPage(root, signal, jobId, taskId) {
     h("button", { type: "button", class: "small", on: { click: () => attempt(work) } }, label);
   renew(
     buttons,
-    copyButtons(task),
+    copyButtons(jobId, task),
     act("Rerun task", rerun),
     act("Previous failed", () => neighbour(-1)),
     act("Next failed", () => neighbour(1)),
@@ -105,6 +105,7 @@ function factsOf(task) {
     fact("Task", h("code", {}, task.task_id)),
     fact("Attempts", count(task.attempts)),
     task.http_status !== null && fact("HTTP status", task.http_status),
+    task.unchanged && fact("Unchanged", "The page is the one of an earlier run."),
     task.error &&
     fact("Error", h("code", { class: "error-code" }, task.error.code), task.error.message && ` ${task.error.message}`),
     task.final_url && fact("Final URL", task.final_url),

@@ -7,6 +7,7 @@ import { h, renew } from "../dom.js";
 import { count } from "../format.js";
 import { resetBreakers } from "./breakers.js";
 import { ask } from "./dialog.js";
+import { duplicateJob } from "./duplicate.js";
 import { chooseRerun } from "./rerun.js";
 import { attempt, toast } from "./says.js";
 import { hasEnded } from "./state.js";
@@ -67,6 +68,10 @@ export function jobActions(jobId, after) {
       await after.exported();
     }
   };
+  const duplicate = async () => {
+    const made = await duplicateJob(job);
+    if (made) location.hash = `#/jobs/${made.id}`;
+  };
   const reset = async () => {
     const target = job.waiting?.target;
     if (target && (await resetBreakers([target]))) await after.changed();
@@ -103,8 +108,10 @@ export function jobActions(jobId, after) {
         !over && job.state !== "paused" && button("Pause", control("pause", "The job is paused.")),
         job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
         !over && button("Cancel", cancel),
-        over && (job.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
+        over && (job.counts.failed > 0 || unread) &&
+          button(unread ? "Resume ingest" : "Rerun failed", rerun, "primary"),
         over && job.total > 0 && button("Rerun…", rerunSome),
+        button("Duplicate…", duplicate),
         button("Export", exported),
         button("Delete", remove, "quiet-danger"),
       );

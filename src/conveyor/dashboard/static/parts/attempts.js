@@ -1,12 +1,20 @@
-/** The attempts of a task, in order: when each ended, how, and how long the next one waited. */
+/**
+ * The attempts of a task on one time line: how long each waited for a slot, for the first byte and for the rest, the
+ * backoff before the next one, and the worker.
+ */
 
 /** @import { Event, Task } from "../shapes.js" */
 
-import { h } from "../dom.js";
+import { h, svg } from "../dom.js";
 import { clock, count, duration, moment } from "../format.js";
 import { pill, taskPill } from "./state.js";
 
 const FAILURES = new Set(["task.retried", "task.failed", "task.dead_lettered"]);
+
+/**
+ * Seconds of the parts of an attempt, as far as they are known. Times are in milliseconds.
+ * @typedef {{began: number, end: number, wait: number | null, first: number | null, rest: number, backoff: number | null}} Timing
+ */
 
 /**
  * @param {Task} task
@@ -14,17 +22,63 @@ const FAILURES = new Set(["task.retried", "task.failed", "task.dead_lettered"]);
  */
 export function attemptList(task, events) {
   const failures = events.filter((each) => FAILURES.has(each.event));
-  const rows = failures.map((each) => failed(each));
+  const timings = failures.map((each, at) => timingOf(each, failures[at - 1]));
   const last = failures[failures.length - 1];
   const isOver = task.finished_at !== null;
-  if (isOver && task.status === "succeeded") rows.push(succeeded(task));
+  const hasSucceeded = isOver && task.status === "succeeded";
+  if (hasSucceeded) timings.push(lastTiming(task, last));
+  const span = spanOf(timings);
+  const rows = failures.map((each, at) => failed(each, timings[at], span));
+  if (hasSucceeded) rows.push(succeeded(task, timings[timings.length - 1], span));
   if (!isOver) rows.push(h("li", {}, h("b", {}, `Attempt ${count(failures.length + 1)}`), next(task, last)));
   if (!rows.length) return h("p", { class: "muted" }, "No attempt yet.");
-  return h("ol", { class: "attempts" }, rows);
+  return [h("ol", { class: "attempts" }, rows), span && keys()];
 }
 
-/** @param {Event} event */
-function failed({ at, event, data }) {
+/** @param {Event} event @param {Event | undefined} before @returns {Timing | null} */
+function timingOf({ at, data }, before) {
+  if (data.elapsed === undefined) return null;
+  return made(Date.parse(at), data.elapsed, data.first_byte, before, data.retry_in);
+}
+
+/** @param {Task} task @param {Event | undefined} before @returns {Timing | null} */
+function lastTiming(task, before) {
+  if (task.finished_at === null || task.elapsed === null) return null;
+  return made(Date.parse(task.finished_at), task.elapsed, task.first_byte, before, undefined);
+}
+
+/**
+ * @param {number} end
+ * @param {number} elapsed
+ * @param {number | undefined} first
+ * @param {Event | undefined} before
+ * @param {number | undefined} backoff
+ * @returns {Timing}
+ */
+function made(end, elapsed, first, before, backoff) {
+  const began = end - 1000 * elapsed;
+  const due = before?.data.retry_in === undefined ? null : Date.parse(before.at) + 1000 * before.data.retry_in;
+  return {
+    began,
+    end,
+    wait: due === null ? null : Math.max(0, (began - due) / 1000),
+    first: first ?? null,
+    rest: elapsed - (first ?? 0),
+    backoff: backoff ?? null,
+  };
+}
+
+/** From the start of the first attempt to the end of the last, with its backoff. @param {(Timing | null)[]} timings */
+function spanOf(timings) {
+  const known = timings.filter((each) => each !== null);
+  if (!known.length) return null;
+  const from = Math.min(...known.map((each) => each.began - 1000 * (each.wait ?? 0)));
+  const to = Math.max(...known.map((each) => each.end + 1000 * (each.backoff ?? 0)));
+  return { from, length: Math.max(to - from, 1) };
+}
+
+/** @param {Event} event @param {Timing | null} timing @param {ReturnType<typeof spanOf>} span */
+function failed({ at, event, data }, timing, span) {
   return h(
     "li",
     {},
@@ -38,13 +92,13 @@ function failed({ at, event, data }) {
       data.http_status ? ` · HTTP ${data.http_status}` : "",
     ),
     h("span", { class: "muted" }, clock(at), ", ", moment(at)),
-    event === "task.retried" && h("span", { class: "muted" }, `backoff ${duration(data.retry_in)}`),
     event === "task.dead_lettered" && h("span", { class: "muted" }, "dead letter"),
+    timing ? line(timing, span, "failed", data.worker) : backoffText(data.retry_in),
   );
 }
 
-/** @param {Task} task */
-function succeeded(task) {
+/** @param {Task} task @param {Timing | null} timing @param {ReturnType<typeof spanOf>} span */
+function succeeded(task, timing, span) {
   return h(
     "li",
     {},
@@ -57,6 +111,74 @@ function succeeded(task) {
       task.elapsed !== null && ` in ${duration(task.elapsed)}`,
     ),
     h("span", { class: "muted" }, task.finished_at && clock(task.finished_at), ", ", moment(task.finished_at)),
+    timing && line(timing, span, "succeeded", undefined),
+  );
+}
+
+/** An event of an earlier version has no more. @param {number | undefined} seconds */
+function backoffText(seconds) {
+  return seconds === undefined ? null : h("span", { class: "muted" }, `backoff ${duration(seconds)}`);
+}
+
+/**
+ * The parts of an attempt, drawn at their time and in words.
+ * @param {Timing} timing
+ * @param {ReturnType<typeof spanOf>} span
+ * @param {string} look
+ * @param {string | undefined} worker
+ */
+function line({ began, wait, first, rest, backoff }, span, look, worker) {
+  if (!span) return null;
+  const x = (/** @type {number} */ at) => (1000 * (at - span.from)) / span.length;
+  let at = began - 1000 * (wait ?? 0);
+  const part = (/** @type {string} */ name, /** @type {number | null} */ seconds) => {
+    const from = at;
+    at += 1000 * (seconds ?? 0);
+    return seconds ? svg("rect", { class: name, x: x(from), width: Math.max(x(at) - x(from), 2), height: 10 }) : null;
+  };
+  const words = [
+    wait !== null && `wait ${duration(wait)}`,
+    first !== null && `first byte ${duration(first)}`,
+    first !== null ? `read ${duration(rest)}` : `total ${duration(rest)}`,
+    backoff !== null && `backoff ${duration(backoff)}`,
+    worker,
+  ].filter(Boolean).join(" · ");
+  return h(
+    "div",
+    { class: "attempt-line" },
+    svg(
+      "svg",
+      { viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+      part("waited", wait),
+      part("speed", first),
+      part(look, rest),
+      part("backoff", backoff),
+    ),
+    h("span", { class: "muted" }, words),
+  );
+}
+
+/** What the colours mean. */
+function keys() {
+  const key = (/** @type {string} */ look, /** @type {string} */ text) =>
+    h(
+      "span",
+      {},
+      svg(
+        "svg",
+        { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" },
+        svg("rect", { class: look, width: 10, height: 10, rx: 2 }),
+      ),
+      text,
+    );
+  return h(
+    "p",
+    { class: "legend" },
+    key("waited", "waited for a slot"),
+    key("speed", "connect and first byte"),
+    key("succeeded", "read, or all of it"),
+    key("failed", "the same, failed"),
+    key("backoff", "backoff"),
   );
 }
 

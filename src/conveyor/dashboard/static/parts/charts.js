@@ -1,18 +1,15 @@
-/** Charts, in plain SVG, each with a text alternative. */
+/** Charts of a run, in plain SVG, each with a text alternative. */
 
+import { remember, stateOf } from "../address.js";
 import { h, renew, svg } from "../dom.js";
 import { clock, count, duration, rate, short } from "../format.js";
+import { area, axis, drawing, grid, GROUND, LEFT, legend, scale, ticks, timeTicks, tippedFigure, TOP } from "./axes.js";
 
-/** @import { Duration, Ended, Sample } from "../shapes.js" */
+/** @import { Duration, Ended, Sample, Series } from "../shapes.js" */
 
-const HEIGHT = 220;
-const LEFT = 50;
-const TOP = 8;
-// The baseline of the chart, above the axis.
-const GROUND = HEIGHT - 20;
 // Of two stacked charts, the baseline of the upper and the top of the lower one.
-const UPPER = 140;
-const LOWER = 158;
+const UPPER = 132;
+const LOWER = 150;
 // Number of intervals; minimum and maximum number of bars of a histogram.
 const INTERVALS = 60;
 const [MIN_BARS, MAX_BARS] = [12, 40];
@@ -20,6 +17,9 @@ const [MIN_BARS, MAX_BARS] = [12, 40];
 const STEP = 1.1;
 const SAMPLE_MS = 1_000;
 const MAX_SAMPLES = 600;
+// What a time range can be, in minutes.
+const RANGES =
+  /** @type {const} */ ([[5, "5 minutes"], [15, "15 minutes"], [60, "hour"], [360, "6 hours"], [1440, "day"]]);
 
 /**
  * Add a sample, at most one a second. Above the maximum, every other sample is dropped.
@@ -35,84 +35,128 @@ export function addSample(samples, counts) {
   samples.splice(0, samples.length, ...kept);
 }
 
-/** Finished tasks over time, and below it the throughput. */
-export function progressChart() {
-  const node = h("figure", { class: "chart" }, h("p", { class: "muted" }, "Loading…"));
+/**
+ * The last minutes that a chart shows; in the address.
+ * @param {() => void} changed
+ */
+export function timeRange(changed) {
+  const node = h("select", { class: "small", "aria-label": "Time range" });
+  node.addEventListener("change", () => {
+    remember({ range: node.value });
+    changed();
+  });
   return {
     node,
-    /** @param {Sample[]} samples @param {number} total */
-    show(samples, total) {
-      const points = samples.map((each) => ({
-        ...each,
-        t: Date.parse(each.at),
-        done: each.succeeded + each.failed + each.cancelled,
-      }));
-      const [first, last] = [points[0], points[points.length - 1]];
-      if (last.done === 0) return renew(node, h("p", { class: "muted" }, "No task has finished yet."));
-      const width = widthOf(node);
-      const x = scale(first.t, last.t, LEFT, width);
-      const most = Math.max(total, last.done);
-      const y = scale(0, most, UPPER, TOP);
-      const rates = throughput(points);
-      const fastest = Math.max(...rates.map((each) => each.rate));
-      const speed = scale(0, fastest, GROUND, LOWER);
-      const words = `${count(last.done)} of ${count(total)} tasks finished between ${clock(first.at)} and ${
-        clock(last.at)
-      }, ${count(last.failed)} of them failed; at most ${rate(fastest)}`;
+    /** The start of what is shown, with ranges to choose that are shorter than all. @param {number} from @param {number} to */
+    start(from, to) {
+      const wanted = stateOf("range");
+      const known = RANGES.filter(([minutes]) => minutes * 60_000 < to - from || String(minutes) === wanted);
       renew(
         node,
-        h(
-          "figcaption",
-          { class: "legend" },
-          legend("succeeded", "finished"),
-          legend("failed", "failed"),
-          legend("speed", "throughput"),
-        ),
-        drawing(
-          width,
-          words,
-          grid(width, y, [0, most / 2, most], short),
-          svg("path", { class: "area succeeded", d: area(points.map((each) => [x(each.t), y(each.done)]), UPPER) }),
-          svg("path", { class: "area failed", d: area(points.map((each) => [x(each.t), y(each.failed)]), UPPER) }),
-          grid(width, speed, [0, fastest], short),
-          rates.map((each) =>
-            svg("rect", {
-              class: "speed",
-              x: x(each.from),
-              width: Math.max(1, x(each.to) - x(each.from) - 1),
-              y: speed(each.rate),
-              height: GROUND - speed(each.rate),
-            })
-          ),
-          axis(width, clock(first.at), clock(last.at)),
+        h("option", { value: "", selected: wanted === "" }, "all time"),
+        known.map(([minutes, name]) =>
+          h("option", { value: minutes, selected: String(minutes) === wanted }, `last ${name}`)
         ),
       );
+      node.hidden = known.length === 0;
+      node.value = known.some(([minutes]) => String(minutes) === wanted) ? wanted : "";
+      return node.value ? Math.max(from, to - 60_000 * Number(node.value)) : from;
     },
   };
 }
 
+/** @typedef {{t: number, done: number, failed: number}} Point */
+/** @typedef {{from: number, to: number, point: Point, rate: number, retries: number}} Interval */
+
+/** Finished tasks over time, and below it the throughput with retries. */
+export function progressChart() {
+  const figure = tippedFigure("Throughput over time");
+  /** @type {[Sample[], Series, number]} */
+  let last = [[], { seconds: 1, items: [] }, 0];
+  const range = timeRange(() => show(...last));
+  figure.node.prepend(range.node);
+  const show = (/** @type {Sample[]} */ samples, /** @type {Series} */ series, /** @type {number} */ total) => {
+    last = [samples, series, total];
+    const all = samples.map((each) => ({
+      t: Date.parse(each.at),
+      failed: each.failed,
+      done: each.succeeded + each.failed + each.cancelled,
+    }));
+    const end = all[all.length - 1];
+    const start = range.start(all[0].t, end.t);
+    const retried = series.items.reduce((sum, each) => sum + each.retried, 0);
+    if (end.done === 0 && retried === 0) return figure.say("No task has finished yet.");
+    const points = since(all, start);
+    const width = figure.width();
+    const x = scale(points[0].t, end.t, LEFT, width);
+    const counts = ticks(Math.max(total, end.done), 2);
+    const y = scale(0, counts[counts.length - 1], UPPER, TOP);
+    const intervals = withRetries(throughput(points), series);
+    const rates = ticks(Math.max(...intervals.map((each) => each.rate + each.retries)), 1);
+    const speed = scale(0, rates[rates.length - 1], GROUND, LOWER);
+    const fastest = Math.max(...intervals.map((each) => each.rate));
+    const words = `${count(end.done)} of ${count(total)} tasks finished between ${clock(samples[0].at)} and ${
+      clock(samples[samples.length - 1].at)
+    }, ${count(end.failed)} of them failed, ${count(retried)} attempts retried; at most ${rate(fastest)}`;
+    figure.draw(
+      [
+        legend("succeeded", "finished"),
+        legend("failed", "failed"),
+        legend("speed", "throughput"),
+        legend("retried", "retries"),
+      ],
+      drawing(
+        width,
+        words,
+        axis(width, x, timeTicks(points[0].t, end.t, width - LEFT)),
+        grid(width, y, counts, short),
+        svg("path", { class: "area succeeded", d: area(points.map((each) => [x(each.t), y(each.done)]), UPPER) }),
+        svg("path", { class: "area failed", d: area(points.map((each) => [x(each.t), y(each.failed)]), UPPER) }),
+        grid(width, speed, [0, rates[rates.length - 1]], short),
+        intervals.map((each) => [
+          bar("speed", x(each.from), x(each.to), speed(each.rate), GROUND),
+          each.retries > 0 &&
+          bar("retried", x(each.from), x(each.to), speed(each.rate + each.retries), speed(each.rate)),
+        ]),
+      ),
+      intervals.map((each) => ({
+        x: (x(each.from) + x(each.to)) / 2,
+        lines: [
+          `${clock(each.from)} – ${clock(each.to)}`,
+          `${count(each.point.done)} of ${count(total)} finished`,
+          `${count(each.point.failed)} failed`,
+          `throughput ${rate(each.rate)}`,
+          `retries ${rate(each.retries)}`,
+        ],
+      })),
+    );
+  };
+  return { node: figure.node, show };
+}
+
 /** Histogram of task latency, on a logarithmic scale. */
 export function latencyChart() {
-  const node = h("figure", { class: "chart" }, h("p", { class: "muted" }, "Loading…"));
+  const figure = tippedFigure("Latency");
   return {
-    node,
+    node: figure.node,
     /** @param {Duration[]} durations @param {{p50: number, p95: number} | null} time */
     show(durations, time) {
-      if (!durations.length) return renew(node, h("p", { class: "muted" }, "No latency data for this run."));
-      const width = widthOf(node);
+      if (!durations.length) return figure.say("No latency data for this run.");
+      const width = figure.width();
       const { bars, low, high } = histogram(durations);
-      const most = Math.max(...bars);
-      const y = scale(0, most, GROUND, TOP);
+      const counts = ticks(Math.max(...bars), 2);
+      const y = scale(0, counts[counts.length - 1], GROUND, TOP);
       const x = scale(Math.log(low), Math.log(high), LEFT, width);
       const step = (width - LEFT) / bars.length;
+      const border = (/** @type {number} */ at) => low * (high / low) ** (at / bars.length);
       const words = time ? `p50 ${duration(time.p50)}, p95 ${duration(time.p95)}` : "tasks by duration";
-      renew(
-        node,
-        h("figcaption", { class: "legend" }, legend("running", words)),
+      figure.draw(
+        legend("running", words),
         drawing(
           width,
           `Latency: ${words}`,
-          grid(width, y, [0, most], short),
+          axis(width, (seconds) => x(Math.log(seconds)), durationTicks(low, high, width)),
+          grid(width, y, counts, short),
           bars.map((value, at) =>
             value > 0 &&
             svg("rect", {
@@ -128,11 +172,59 @@ export function latencyChart() {
             [time.p50, time.p95].map((seconds) =>
               svg("line", { class: "mark", x1: x(Math.log(seconds)), x2: x(Math.log(seconds)), y1: TOP, y2: GROUND })
             ),
-          axis(width, duration(low), duration(high)),
         ),
+        bars.map((value, at) => ({
+          x: LEFT + (at + 0.5) * step,
+          lines: [`${duration(border(at))} – ${duration(border(at + 1))}`, `${count(value)} tasks`],
+        })),
       );
     },
   };
+}
+
+/** @param {string} look @param {number} from @param {number} to @param {number} top @param {number} bottom */
+export function bar(look, from, to, top, bottom) {
+  return svg("rect", {
+    class: look,
+    x: from,
+    width: Math.max(1, to - from - 1),
+    y: top,
+    height: Math.max(0, bottom - top),
+  });
+}
+
+/** Round durations on a logarithmic axis. @param {number} low @param {number} high @param {number} width */
+function durationTicks(low, high, width) {
+  const powers = Array.from({ length: 12 }, (_, at) => 10 ** (at - 4));
+  const candidates = [[1, 2, 5], [1, 3], [1]].map((parts) =>
+    powers.flatMap((power) => parts.map((part) => part * power)).filter((each) => each >= low && each <= high)
+  );
+  const fitting = candidates.find((each) => each.length <= width / 80) ?? candidates[2];
+  return (fitting.length ? fitting : [low, high]).map((at) => ({ at, text: duration(at) }));
+}
+
+/** The points from a time on, with one at that time. @param {Point[]} points @param {number} start */
+function since(points, start) {
+  const kept = points.filter((each) => each.t >= start);
+  const before = points.filter((each) => each.t < start).pop();
+  return before ? [{ ...before, t: start }, ...kept] : kept;
+}
+
+/**
+ * Retried attempts a second in each interval.
+ * @param {Omit<Interval, "retries">[]} intervals
+ * @param {Series} series
+ * @returns {Interval[]}
+ */
+function withRetries(intervals, { seconds, items }) {
+  const length = 1000 * seconds;
+  const starts = items.map((each) => Date.parse(each.at));
+  return intervals.map((each) => {
+    const share = (/** @type {number} */ from) =>
+      Math.max(0, Math.min(each.to, from + length) - Math.max(each.from, from)) / length;
+    const retried = items.reduce((sum, item, at) => sum + item.retried * share(starts[at]), 0);
+    return { ...each, retries: (1000 * retried) / Math.max(each.to - each.from, 1) };
+  });
 }
 
 /** @param {Duration[]} durations shortest first */
@@ -152,78 +244,18 @@ function histogram(durations) {
 
 /**
  * Finished tasks a second, over intervals that are long enough to be meaningful.
- * @param {{t: number, done: number}[]} points
+ * @param {Point[]} points
  */
 function throughput(points) {
   const least = Math.max((points[points.length - 1].t - points[0].t) / INTERVALS, 500);
-  /** @type {{from: number, to: number, rate: number}[]} */
+  /** @type {Omit<Interval, "retries">[]} */
   const found = [];
   let from = points[0];
   points.slice(1).forEach((point, at) => {
     const lasted = Math.max(point.t - from.t, 1);
     if (lasted < least && at < points.length - 2) return;
-    found.push({ from: from.t, to: point.t, rate: ((point.done - from.done) * 1000) / lasted });
+    found.push({ from: from.t, to: point.t, point, rate: ((point.done - from.done) * 1000) / lasted });
     from = point;
   });
   return found;
-}
-
-/** @param {string} look @param {string} text */
-function legend(look, text) {
-  return h(
-    "span",
-    {},
-    svg(
-      "svg",
-      { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" },
-      svg("rect", { class: look, width: 10, height: 10, rx: 2 }),
-    ),
-    text,
-  );
-}
-
-/** @param {number} width @param {string} words @param {...any} parts */
-function drawing(width, words, ...parts) {
-  return svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": words }, parts);
-}
-
-/** One unit is a pixel, so that text has the same size on every screen. @param {Element} node */
-const widthOf = (node) => Math.max(node.clientWidth, 240);
-
-/** @param {number} low @param {number} high @param {number} from @param {number} to */
-function scale(low, high, from, to) {
-  return (/** @type {number} */ value) => from + ((value - low) / (high - low || 1)) * (to - from);
-}
-
-/**
- * @param {number} width
- * @param {(value: number) => number} y
- * @param {number[]} values
- * @param {(value: number) => string} text
- */
-function grid(width, y, values, text) {
-  return values.map((value) =>
-    svg(
-      "g",
-      { class: "grid" },
-      svg("line", { x1: LEFT, x2: width, y1: y(value), y2: y(value) }),
-      svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, text(value)),
-    )
-  );
-}
-
-/** @param {number} width @param {string} start @param {string} end */
-function axis(width, start, end) {
-  return svg(
-    "g",
-    { class: "axis" },
-    svg("text", { x: LEFT, y: HEIGHT - 4 }, start),
-    svg("text", { x: width, y: HEIGHT - 4, "text-anchor": "end" }, end),
-  );
-}
-
-/** @param {number[][]} points @param {number} ground */
-function area(points, ground) {
-  const line = points.map(([x, y]) => `L${x.toFixed(1)} ${y.toFixed(1)}`).join("");
-  return `M${points[0][0].toFixed(1)} ${ground}${line}L${points[points.length - 1][0].toFixed(1)} ${ground}Z`;
 }

@@ -68,7 +68,7 @@ export function comparisonCard(jobId, signal) {
     list.hidden = shown.length === 0;
     more.hidden = following === null;
     renew(none, shown.length || following ? null : empty("No task matches"));
-    renew(said, `${count(shown.length)}${following ? " so far" : ""}`);
+    renew(said, `${count(shown.length)} ${shown.length === 1 ? "task" : "tasks"}${following ? " so far" : ""}`);
   };
   let known = "";
   const node = h(

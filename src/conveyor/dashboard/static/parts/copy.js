@@ -2,16 +2,25 @@
 
 /** @import { Task } from "../shapes.js" */
 
+import { get } from "../api.js";
 import { h } from "../dom.js";
 import { attempt, toast } from "./says.js";
 
-/** @param {Task} task */
-export function copyButtons(task) {
+/**
+ * @param {string} jobId
+ * @param {Task} task
+ */
+export function copyButtons(jobId, task) {
   const url = urlOf(task.input);
   if (!url) return null;
-  const button = (/** @type {string} */ label, /** @type {() => string} */ text) =>
-    h("button", { type: "button", class: "small", on: { click: () => attempt(() => copy(text())) } }, label);
-  return [button("Copy URL", () => url), button("Copy as curl", () => curlOf(task.input, url))];
+  const button = (/** @type {string} */ label, /** @type {() => Promise<string>} */ text) =>
+    h(
+      "button",
+      { type: "button", class: "small", on: { click: () => attempt(async () => copy(await text())) } },
+      label,
+    );
+  const curl = async () => curlOf(task.input, url, (await get(`/v1/jobs/${jobId}`)).options);
+  return [button("Copy URL", () => Promise.resolve(url)), button("Copy as curl", curl)];
 }
 
 /** @param {string} text */
@@ -27,12 +36,20 @@ function urlOf(input) {
   return typeof url === "string" && /^https?:/i.test(url) ? url : null;
 }
 
-/** @param {any} input @param {string} url */
-export function curlOf(input, url) {
+/**
+ * The request that an attempt sends: with the headers of the job, which those of the task replace, and through its proxy.
+ * @param {any} input
+ * @param {string} url
+ * @param {Record<string, any>} options of the job
+ */
+export function curlOf(input, url, options) {
   const parts = ["curl"];
+  if (options.gateway?.proxy) parts.push("--proxy", '"$PROXY"');
   if (input?.method && input.method !== "GET") parts.push("-X", quoted(String(input.method)));
-  const headers = Array.isArray(input?.headers) ? input.headers : Object.entries(input?.headers ?? {});
-  for (const [name, value] of headers) {
+  const own = Array.isArray(input?.headers) ? input.headers : Object.entries(input?.headers ?? {});
+  const names = new Set(own.map((/** @type {[string, string]} */ [name]) => name.toLowerCase()));
+  const shared = Object.entries(options.headers ?? {}).filter(([name]) => !names.has(name.toLowerCase()));
+  for (const [name, value] of [...shared, ...own]) {
     const shown = value === "[hidden]" ? `$${placeholder(name)}` : value;
     parts.push("-H", value === "[hidden]" ? `"${name}: ${shown}"` : quoted(`${name}: ${shown}`));
   }

@@ -1,7 +1,7 @@
 /** Drafts: what was typed into a form stays in this tab until the form was sent. */
 
 /**
- * Fill a form from its draft, and keep the draft up to date. Passwords and files are not stored.
+ * Fill a form from its draft, and keep the draft up to date. Passwords, other secrets and files are not stored.
  * @param {HTMLFormElement} form
  * @param {string} name
  * @returns {() => void} forgets the draft
@@ -10,7 +10,7 @@ export function keepDraft(form, name) {
   const key = `draft:${name}`;
   const fields = () =>
     /** @type {HTMLInputElement[]} */ ([...form.elements]).filter((each) =>
-      each.name && each.type !== "file" && each.type !== "password"
+      each.name && each.type !== "file" && each.type !== "password" && !("secret" in each.dataset)
     );
   const stored = JSON.parse(sessionStorage.getItem(key) ?? "{}");
   for (const each of fields()) {

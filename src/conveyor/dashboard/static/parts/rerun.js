@@ -39,7 +39,7 @@ export async function chooseRerun(job, errors) {
     title: "Rerun tasks",
     text: form(job, errors),
     action: "Rerun",
-    act: (data) => send("POST", `/v1/jobs/${job.id}/rerun`, { select: selectOf(data) }, { key }).then(() => true),
+    act: (data) => send("POST", `/v1/jobs/${job.id}/rerun`, requestOf(data), { key }).then(() => true),
   });
   if (done) toast("The rerun has started.");
   return Boolean(done);
@@ -78,6 +78,12 @@ function form(job, errors) {
       field("Host", h("input", { name: "host", maxlength: 255 })),
       field("Tag", h("input", { name: "tag", maxlength: 1024 })),
     ),
+    job.kind === "fetch" && h(
+      "label",
+      { class: "choice" },
+      h("input", { type: "checkbox", name: "changed_only" }),
+      "Only what changed: unchanged pages are not sent again, and keep their bodies",
+    ),
     h("p", { class: "muted" }, "A new run repeats the chosen tasks. Earlier results stay."),
   ];
 }
@@ -87,6 +93,11 @@ function chooseMatching(event) {
   const form = /** @type {HTMLElement} */ (event.currentTarget).closest("form");
   const choice = /** @type {HTMLInputElement | null | undefined} */ (form?.querySelector("input[value=matching]"));
   if (choice) choice.checked = true;
+}
+
+/** @param {FormData} data */
+function requestOf(data) {
+  return { select: selectOf(data), ...(data.get("changed_only") ? { changed_only: true } : {}) };
 }
 
 /** @param {FormData} data @returns {Select} */

@@ -27,6 +27,8 @@ export function runsTable() {
         ) => [
           bar(run, `Run ${run.number}`),
           h("span", { class: "muted" }, `${count(run.total)} tasks, ${count(run.counts.failed)} failed`),
+          (run.counts.unchanged ?? 0) > 0 &&
+          h("span", { class: "muted" }, `, ${count(run.counts.unchanged ?? 0)} unchanged`),
         ],
       },
       { title: "Tasks from", cell: (run) => lineage(run.lineage) },
@@ -53,6 +55,7 @@ function lineage(from) {
   return [
     chosen || "all",
     " of the previous run",
+    from.changed_only && ", compared with it",
     changed.length > 0 && h("span", { class: "muted" }, `; changed: ${changed.join(", ")}`),
   ];
 }

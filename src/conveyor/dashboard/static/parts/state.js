@@ -1,7 +1,7 @@
 /** Shared indicators: state pills and progress bars. */
 
 import { h, svg } from "../dom.js";
-import { count, percent } from "../format.js";
+import { count, duration, percent } from "../format.js";
 
 /** @import { Counts, Ended, Job } from "../shapes.js" */
 
@@ -59,6 +59,16 @@ export function jobPill({ state, total, counts, waiting }) {
   // A paused job and an ingest say so by their state.
   const waits = waiting && state === "running";
   return waits ? h("span", { class: "pill held" }, "waiting") : pill(state);
+}
+
+/**
+ * The breaker that a job waits for, and its next probe. A target is a host, or a name of the user behind "upstream:".
+ * @param {NonNullable<Job["waiting"]>} waiting
+ */
+export function circuitOf({ target, until }) {
+  const left = until === null ? 0 : (Date.parse(until) - Date.now()) / 1000;
+  const probe = left > 0 ? `next probe in ${duration(Math.ceil(left))}` : "probing now";
+  return `circuit open for ${(target ?? "").replace(/^upstream:/, "")}, ${probe}`;
 }
 
 const ENDED = new Set(["completed", "failed", "cancelled"]);

@@ -4,7 +4,7 @@
 
 import { h, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
-import { bar, ended, hasEnded, jobPill } from "./state.js";
+import { bar, circuitOf, ended, hasEnded, jobPill } from "./state.js";
 
 /** @param {Element} actions the buttons of the job */
 export function jobSummary(actions) {
@@ -42,7 +42,7 @@ export function jobSummary(actions) {
 
 /** @param {Job} job */
 function noticeOf(job) {
-  const text = waitOf(job) ?? job.reason ?? ingestOf(job);
+  const text = waitOf(job) ?? (job.reason && sentence(job.reason)) ?? ingestOf(job);
   return [
     text && h("p", { class: `notice ${job.state === "failed" ? "bad" : ""}` }, text),
     // A list that was rejected has no tasks: its reason says so.
@@ -53,9 +53,12 @@ function noticeOf(job) {
 /** Why it waits, and until when. @param {Job} job */
 function waitOf({ waiting }) {
   if (!waiting) return null;
-  const left = waiting.until === null ? 0 : (Date.parse(waiting.until) - Date.now()) / 1000;
-  return left > 0 && waiting.target ? `${waiting.detail} Next probe in ${duration(left)}.` : waiting.detail;
+  const because = waiting.error ? ` (${waiting.error})` : "";
+  return waiting.target ? `${sentence(circuitOf(waiting))}${because}.` : waiting.detail;
 }
+
+/** A reason of the server as a sentence. @param {string} text */
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** @param {Job} job */
 function skippedOf({ invalid_lines: invalid, total }) {
@@ -79,7 +82,7 @@ function tilesOf({ total, counts, run: latest, rate: speed, eta, task_time: time
   if (run.id !== latest.id) {
     // Throughput and latency are kept for the latest run alone.
     const average = isOver && over > Date.parse(run.created_at)
-      ? (1000 * ended(run.counts)) / (over - Date.parse(run.created_at))
+      ? (1000 * (run.counts.succeeded + run.counts.failed)) / (over - Date.parse(run.created_at))
       : 0;
     return [...countTiles(total, counts), tile(`Throughput${ofRun}`, rate(average)), tile(`Duration${ofRun}`, lasted)];
   }
@@ -98,6 +101,7 @@ function countTiles(total, counts) {
   return [
     tile("Finished", percent(ended(counts), total), `of ${count(total)}`),
     tile("Succeeded", count(counts.succeeded), null, "succeeded"),
+    (counts.unchanged ?? 0) > 0 && tile("Unchanged", count(counts.unchanged ?? 0), "of the succeeded"),
     tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
     counts.cancelled > 0 && tile("Cancelled", count(counts.cancelled)),
   ];

@@ -271,7 +271,11 @@ function columns(jobId, selected, select) {
       cell: (task) => h("a", { class: "clip", href: taskAddress(jobId, task) }, input(task.input)),
       sort: (task) => input(task.input),
     },
-    { title: "Status", cell: (task) => taskPill(task), sort: (task) => task.status },
+    {
+      title: "Status",
+      cell: (task) => [taskPill(task), task.unchanged && h("span", { class: "muted" }, " unchanged")],
+      sort: (task) => task.status,
+    },
     {
       title: "Error",
       cell: (

@@ -65,17 +65,20 @@ class DownloadExecutor(LocalExecutor):
             return None
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        return list(await asyncio.gather(*(self._attempt(job, ref) for ref in refs)))
+        return await self.attempt_through(0, job, refs)
+
+    async def attempt_through(self, gateway: int, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return list(await asyncio.gather(*(self._attempt(job, ref, gateway) for ref in refs)))
 
     async def close(self) -> None:
         await self._long.exchange.close()
 
-    async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
+    async def _attempt(self, job: Job, ref: TaskRef, gateway: int) -> Outcome:
         async def step(plan: ExchangePlan, track: Track) -> Outcome:
             wanted = download_request(plan, parse_download_input(ref.input))
             return await self._long.take(job, ref, plan, track, wanted, _file.decode(track.state), _remember)
 
-        return await self._long.attempt(job, ref, step)
+        return await self._long.attempt(job, ref, step, gateway)
 
 
 def download_request(plan: ExchangePlan, task_input: DownloadInput) -> DownloadRequest:

@@ -20,10 +20,12 @@ from conveyor.egress.failures import Failure, failure_of, is_connecting
 from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
+from conveyor.egress.robots import Robots, RobotsUnavailable
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import BadInput, InvalidSetting
-from conveyor.lists.inputs import gateway_problem, headers_problem
+from conveyor.lists.gateways import gateway_problem
+from conveyor.lists.inputs import headers_problem
 from conveyor.model import Job, JobId, Options
 from conveyor.settings import Settings
 
@@ -58,19 +60,22 @@ class Exchange:
     ) -> None:
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate, streaming=True)
+        self._robots = Robots(self._clients, guard, clock, USER_AGENT)
         self._gateway = operator_gateway(settings.gateway)
-        self._plans: Lru[JobId, ExchangePlan] = Lru(MAX_PLANS)
+        self._plans: Lru[tuple[JobId, int], ExchangePlan] = Lru(MAX_PLANS)
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
         if wrong is not None:
             raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
 
     async def close(self) -> None:
+        await self._robots.close()
         await self._clients.close()
         await self._guard.close()
 
-    def plan(self, job: Job) -> ExchangePlan:
-        """Prepare the job's options. Raises BadInput: they may have been stored before today's checks."""
-        plan = self._plans.get(job.job_id)
+    def plan(self, job: Job, member: int = 0) -> ExchangePlan:
+        """Prepare the job's options, for one gateway of its pool. Raises BadInput: they may have been stored before
+        today's checks."""
+        plan = self._plans.get((job.job_id, member))
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
         options = job.options
@@ -78,9 +83,13 @@ class Exchange:
         wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
         if wrong is not None:
             raise BadInput(wrong)
-        route = route_of(gateway, self._clients, self._guard, trusted=options.gateway is None)
+        members = (None,) if gateway is None else gateway.members
+        # A reference may have been taken before the job's pool changed.
+        chosen = members[member if member < len(members) else 0]
+        route = route_of(chosen, self._clients, self._guard, trusted=options.gateway is None)
+        route = self._robots.obeyed(job, route)
         plan = ExchangePlan(options, route, tuple(options.headers.items()), connect_step(options.connect_timeout))
-        return self._plans.put(job.job_id, plan)
+        return self._plans.put((job.job_id, member), plan)
 
     @asynccontextmanager
     async def open(
@@ -109,7 +118,7 @@ class Exchange:
             request = reached
             raise Failure("too_many_redirects", f"more than {max_redirects} redirects")
         except Exception as error:
-            if head is None:
+            if head is None or isinstance(error, RobotsUnavailable):
                 raise
             failure = failure_of(error, plan.route.gateway_codes)
             raise Failure(failure.code, failure.message, head.status, str(request.url)) from error

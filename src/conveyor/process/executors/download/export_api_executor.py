@@ -134,18 +134,21 @@ class ExportDownloadExecutor(LocalExecutor):
         return lambda _: origin
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        return list(await asyncio.gather(*(self._attempt(job, ref) for ref in refs)))
+        return await self.attempt_through(0, job, refs)
+
+    async def attempt_through(self, gateway: int, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return list(await asyncio.gather(*(self._attempt(job, ref, gateway) for ref in refs)))
 
     async def close(self) -> None:
         await self._long.exchange.close()
 
-    async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
+    async def _attempt(self, job: Job, ref: TaskRef, gateway: int) -> Outcome:
         async def step(plan: ExchangePlan, track: Track) -> Outcome:
             if job.options.export is None:
                 raise BadInput("the job has no `export`")
             return await self._advance(_ExportAttempt(job, ref, job.options.export, plan, track))
 
-        return await self._long.attempt(job, ref, step)
+        return await self._long.attempt(job, ref, step, gateway)
 
     async def _advance(self, work: "_ExportAttempt") -> Outcome:
         """Advance the export as far as it goes now."""

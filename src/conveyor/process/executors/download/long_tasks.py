@@ -14,6 +14,7 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.egress import descriptors
 from conveyor.egress.failures import Failure, failure_of
+from conveyor.egress.robots import RobotsUnavailable
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
@@ -53,13 +54,13 @@ class LongTasks:
         self._blobs = blobs
         self._book = ProgressBook(records, clock, settings)
 
-    async def attempt(self, job: Job, ref: TaskRef, step: Step) -> Outcome:
+    async def attempt(self, job: Job, ref: TaskRef, step: Step, gateway: int = 0) -> Outcome:
         """Take over the progress document, run the step, and return the outcome. Raises Superseded."""
         started = self._clock.monotonic()
         track: Track | None = None
         gateway_codes: frozenset[str] = frozenset()
         try:
-            plan = self.exchange.plan(job)
+            plan = self.exchange.plan(job, gateway)
             gateway_codes = plan.route.gateway_codes
             track = await self._book.begin(job, ref)
             if too_late(job.options, msgspec.structs.replace(ref, since=track.since), self._clock.now()):
@@ -125,6 +126,8 @@ def outcome_of(error: Exception, gateway_codes: frozenset[str]) -> Outcome:
     outcome = Outcome(TaskStatus.FAILED, error=failure)
     if failure.code == descriptors.CODE:
         outcome.spends_attempt, outcome.retry_after = False, descriptors.DELAY
+    if isinstance(error, RobotsUnavailable) and not error.is_final:
+        outcome.spends_attempt, outcome.retry_after = False, error.delay
     if isinstance(error, Failure):
         outcome.http_status = error.http_status
         outcome.final_url = error.final_url

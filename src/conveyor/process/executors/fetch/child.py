@@ -22,6 +22,7 @@ from conveyor.clock import SystemClock
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.shared_logs import open_shared_logs
 from conveyor.model import Job, Outcome, TaskRef
+from conveyor.process.changed_pages import Condition
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.process.executors.fetch.frames import (
     Drop,
@@ -47,7 +48,9 @@ _GC_OBJECTS = 50_000
 class AttemptsOne(Protocol):
     """An executor that attempts one reference; see LocalExecutor for what it promises."""
 
-    def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]: ...
+    def attempt_one(
+        self, job: Job, ref: TaskRef, gateway: int = 0, condition: Condition | None = None
+    ) -> Awaitable[Outcome]: ...
 
 
 class ChildLane:
@@ -161,7 +164,8 @@ class ChildFetcher:
     async def _attempt(self, lane: ChildLane, order: Order) -> None:
         """Run one order and answer it in any case: the worker would wait for the answer until it kills the process."""
         try:
-            self._answer(lane, order, await self._executor.attempt_one(lane.job, order.ref))
+            attempting = self._executor.attempt_one(lane.job, order.ref, order.gateway, order.condition)
+            self._answer(lane, order, await attempting)
         except asyncio.CancelledError:
             runner = asyncio.current_task()
             if runner is not None and runner.cancelling():

@@ -10,7 +10,8 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any
+from hashlib import sha256
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
@@ -28,14 +29,15 @@ from conveyor.egress.lru import Lru
 from conveyor.egress.origins import make_origin, origin_of
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
 from conveyor.egress.responses import is_small_and_plain, phrase, read_body, retry_after
-from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
+from conveyor.egress.robots import Robots, RobotsUnavailable
+from conveyor.egress.routes import Hop, Route, operator_gateway, routes_of
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.errors import BadInput, InvalidSetting
+from conveyor.lists.gateways import gateway_problem
 from conveyor.lists.inputs import (
     MAX_TIMEOUT,
     FetchInput,
     body_bytes,
-    gateway_problem,
     headers_problem,
     is_plain,
     parse_fetch_input,
@@ -43,6 +45,7 @@ from conveyor.lists.inputs import (
     problem,
 )
 from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
+from conveyor.process.changed_pages import NOT_MODIFIED, Condition
 from conveyor.process.executors import LocalExecutor
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -52,14 +55,30 @@ MAX_PLANS = 256
 # A URL whose host needs no parser: no escapes, no userinfo, nothing that the parser would change but letter case.
 _PLAIN_URL = re.compile(r'"(https?)://([a-z0-9.-]*[a-z])(?::([0-9]{1,5}))?[/?#"]')
 
+_IF_NONE_MATCH = "if-none-match"
+_IF_MODIFIED_SINCE = "if-modified-since"
+# With one of these, a response says something about the user's own condition, or has a part of the page.
+_CONDITIONS = frozenset({_IF_NONE_MATCH, _IF_MODIFIED_SINCE, "if-match", "if-unmodified-since", "if-range", "range"})
+
 Pairs = tuple[tuple[str, str], ...]
+
+
+@runtime_checkable
+class FetchesIfChanged(Protocol):
+    """A capability of an executor: requests with conditions."""
+
+    async def attempt_if_changed(
+        self, gateway: int, job: Job, refs: Sequence[TaskRef], conditions: Sequence[Condition | None]
+    ) -> list[Outcome]:
+        """As `LocalExecutor.attempt_through`. An outcome may be unchanged; then it has no body."""
 
 
 class FetchPlan(msgspec.Struct):
     """The options of a job, prepared once for all its attempts."""
 
     options: Options
-    route: Route
+    # One for each gateway of a pool; else one.
+    routes: tuple[Route, ...]
     headers: Pairs
     # The headers of a task that has none of its own.
     plain_headers: Pairs
@@ -69,6 +88,10 @@ class FetchPlan(msgspec.Struct):
     timeout: timedelta
     # What is wrong with the options; no task of the job can be attempted then.
     problem: str | None
+
+    def route(self, gateway: int) -> Route:
+        """The route through one gateway. An order may be older than the job's pool."""
+        return self.routes[gateway if gateway < len(self.routes) else 0]
 
     def succeeds(self, status: int) -> bool:
         return status in self.successes if self.successes else 200 <= status < 300
@@ -84,6 +107,8 @@ class ReachedHop(msgspec.Struct, gc=False):
 
     request: OutgoingRequest | None = None
     status: int | None = None
+    # When the head of the last response had arrived.
+    head_at: float = 0.0
 
 
 class FetchExecutor(LocalExecutor):
@@ -105,6 +130,7 @@ class FetchExecutor(LocalExecutor):
         self._clock = clock
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate)
+        self._robots = Robots(self._clients, guard, clock, USER_AGENT)
         self._gateway = operator_gateway(settings.gateway)
         self._plans: Lru[JobId, FetchPlan] = Lru(MAX_PLANS)
         # Most attempts are of the same job as the one before.
@@ -121,25 +147,40 @@ class FetchExecutor(LocalExecutor):
         return input_origin(ref.input)
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        return list(await asyncio.gather(*(self.attempt_one(job, ref) for ref in refs)))
+        return await self.attempt_through(0, job, refs)
 
-    def attempt_one(self, job: Job, ref: TaskRef) -> Coroutine[Any, Any, Outcome]:
-        return self._attempt(self._plan(job), ref)
+    async def attempt_through(self, gateway: int, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return list(await asyncio.gather(*(self.attempt_one(job, ref, gateway) for ref in refs)))
+
+    async def attempt_if_changed(
+        self, gateway: int, job: Job, refs: Sequence[TaskRef], conditions: Sequence[Condition | None]
+    ) -> list[Outcome]:
+        pairs = zip(refs, conditions, strict=True)
+        return list(await asyncio.gather(*(self.attempt_one(job, ref, gateway, condition) for ref, condition in pairs)))
+
+    def attempt_one(
+        self, job: Job, ref: TaskRef, gateway: int = 0, condition: Condition | None = None
+    ) -> Coroutine[Any, Any, Outcome]:
+        plan = self._plan(job)
+        return self._attempt(plan, plan.route(gateway), ref, condition)
 
     async def close(self) -> None:
+        await self._robots.close()
         await self._clients.close()
         await self._guard.close()
 
-    async def _attempt(self, plan: FetchPlan, ref: TaskRef) -> Outcome:
+    async def _attempt(self, plan: FetchPlan, route: Route, ref: TaskRef, condition: Condition | None) -> Outcome:
         started = self._clock.monotonic()
         while True:
             reached = ReachedHop()
             try:
-                outcome = await self._fetch(plan, ref.input, started, reached)
+                outcome = await self._fetch(plan, route, ref.input, started, reached, condition)
             except Exception as error:
-                failure = failure_of(error, plan.route.gateway_codes)
+                failure = failure_of(error, route.gateway_codes)
                 outcome = Outcome(TaskStatus.FAILED, error=failure)
-                if reached.request is not None and reached.status is not None:
+                if isinstance(error, RobotsUnavailable) and not error.is_final:
+                    outcome.spends_attempt, outcome.retry_after = False, error.delay
+                elif reached.request is not None and reached.status is not None:
                     outcome.http_status = reached.status
                     outcome.final_url = str(reached.request.url)
                 elif failure.code == descriptors.CODE:
@@ -147,6 +188,8 @@ class FetchExecutor(LocalExecutor):
                         continue
                     outcome.spends_attempt, outcome.retry_after = False, descriptors.DELAY
             outcome.elapsed = self._clock.monotonic() - started
+            if reached.head_at:
+                outcome.first_byte = reached.head_at - started
             return outcome
 
     async def _may_repeat(self, plan: FetchPlan, started: float) -> bool:
@@ -155,7 +198,15 @@ class FetchExecutor(LocalExecutor):
         await self._clock.sleep(descriptors.PAUSE * (1 + self._clock.jitter()))
         return self._clock.monotonic() - started < plan.timeout.total_seconds()
 
-    async def _fetch(self, plan: FetchPlan, text: str, started: float, reached: ReachedHop) -> Outcome:
+    async def _fetch(
+        self,
+        plan: FetchPlan,
+        route: Route,
+        text: str,
+        started: float,
+        reached: ReachedHop,
+        condition: Condition | None,
+    ) -> Outcome:
         """Make all hops of one attempt, in one coroutine: at 30,000 a second, one more layer would cost throughput."""
         connect, timeout = plan.connect, plan.timeout
         task_input = parse_url_or_input(text)
@@ -170,14 +221,16 @@ class FetchExecutor(LocalExecutor):
         deadline = started + timeout.total_seconds()
         for _ in range(plan.options.max_redirects + 1):
             reached.request = request
-            hop = plan.route.ready(request, connect)
+            hop = route.ready(request, connect)
             if hop is None:
-                hop = await plan.route.hop(request, connect, timeout.total_seconds())
+                hop = await route.hop(request, connect, timeout.total_seconds())
                 timeout = self._left(deadline)
-            sent = build_request(request, hop, timeout)
+            asked = request if condition is None else with_condition(request, condition)
+            sent = build_request(asked, hop, timeout)
             try:
                 # Not `async with`: a body that was read to its end leaves nothing to close.
                 response = await sent.__aenter__()
+                reached.head_at = self._clock.monotonic()
                 try:
                     answer = read_ascii_head(response) or await self._clients.read_head(response)
                     reached.status = answer.status
@@ -188,7 +241,7 @@ class FetchExecutor(LocalExecutor):
                             body = (await response.bytes()).to_bytes()
                         else:
                             body = await read_body(response, answer, request.method, limit, self._budget)
-                        return self._outcome(plan, request, answer, body)
+                        return self._outcome(plan, request, answer, body, condition, asked)
                 except BaseException:
                     await sent.__aexit__(None, None, None)
                     raise
@@ -197,11 +250,22 @@ class FetchExecutor(LocalExecutor):
                 if hop.pinned is not None and is_connecting(error):
                     self._guard.avoid(*hop.pinned)
                 raise
-            request = follow_redirect(request, answer, plan.route.unwrap(answer.fields["location"]))
+            request = follow_redirect(request, answer, route.unwrap(answer.fields["location"]))
             timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 
-    def _outcome(self, plan: FetchPlan, request: OutgoingRequest, answer: ResponseHead, body: bytes) -> Outcome:
+    def _outcome(
+        self,
+        plan: FetchPlan,
+        request: OutgoingRequest,
+        answer: ResponseHead,
+        body: bytes,
+        condition: Condition | None,
+        asked: OutgoingRequest,
+    ) -> Outcome:
+        """The outcome of a response. `asked` is the request, or with its condition, if that was sent."""
+        if answer.status == NOT_MODIFIED and asked is not request:
+            return unchanged_outcome(request, answer)
         if codings_of(answer):
             answer = decoded_head(answer)
         outcome = Outcome(
@@ -216,6 +280,11 @@ class FetchExecutor(LocalExecutor):
             outcome.status = TaskStatus.FAILED
             outcome.error = TaskError(f"http_{answer.status}", f"the target answered {phrase(answer.status)}")
             outcome.retry_after = retry_after(answer.fields.get("retry-after"), self._clock.now())
+        elif condition is not None and condition.sha256:
+            # The server may not know conditions.
+            outcome.sha256 = sha256(body).hexdigest()
+            if outcome.sha256 == condition.sha256:
+                outcome.unchanged, outcome.body = True, None
         return outcome
 
     def _left(self, deadline: float) -> timedelta:
@@ -234,15 +303,18 @@ class FetchExecutor(LocalExecutor):
         plan = self._plans.get(job.job_id)
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
-        return self._plans.put(job.job_id, self._make_plan(job.options))
+        return self._plans.put(job.job_id, self._make_plan(job))
 
-    def _make_plan(self, options: Options) -> FetchPlan:
+    def _make_plan(self, job: Job) -> FetchPlan:
+        options = job.options
         gateway = options.gateway or self._gateway
         wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
         headers = tuple(options.headers.items())
+        trusted = options.gateway is None
+        routes = routes_of(None if wrong else gateway, self._clients, self._guard, trusted=trusted)
         return FetchPlan(
             options=options,
-            route=route_of(None if wrong else gateway, self._clients, self._guard, trusted=options.gateway is None),
+            routes=tuple(self._robots.obeyed(job, route) for route in routes),
             headers=headers,
             plain_headers=with_codings(headers),
             successes=frozenset(options.success_statuses),
@@ -275,6 +347,29 @@ def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
         url,
         with_codings(merge_headers(plan.headers, tuple(task_input.headers.items()))),
         body_bytes(task_input),
+    )
+
+
+def with_condition(request: OutgoingRequest, condition: Condition) -> OutgoingRequest:
+    """The request with the validators of the page, if it goes to the URL that gave the page and has no condition of its
+    own; else the same request."""
+    validators = ((_IF_NONE_MATCH, condition.etag), (_IF_MODIFIED_SINCE, condition.last_modified))
+    added = tuple([(name, value) for name, value in validators if value is not None])
+    if not added or request.method != "GET" or str(request.url) != condition.url:
+        return request
+    if any(name.lower() in _CONDITIONS for name, _ in request.headers):
+        return request
+    return msgspec.structs.replace(request, headers=(*request.headers, *added))
+
+
+def unchanged_outcome(request: OutgoingRequest, answer: ResponseHead) -> Outcome:
+    """The outcome of a request to which the target answered that the task has the current page."""
+    return Outcome(
+        TaskStatus.SUCCEEDED,
+        http_status=answer.status,
+        final_url=str(request.url),
+        headers=answer.pairs,
+        unchanged=True,
     )
 
 

@@ -13,6 +13,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.model import Job, Outcome, TaskRef
+from conveyor.process.changed_pages import Condition
 from conveyor.process.executors import Executor
 from conveyor.process.executors.fetch.fetch_executor import host_of, input_origin
 from conveyor.process.executors.fetch.frames import (
@@ -49,6 +50,12 @@ class LeasedReference(Protocol):
 
     @property
     def ref(self) -> TaskRef: ...
+
+    @property
+    def condition(self) -> Condition | None: ...
+
+    # The place of its gateway in the job's pool.
+    gateway: int
 
 
 class Port(Protocol):
@@ -120,10 +127,14 @@ class FetcherProcess:
         self._number = 0
         self._sent: dict[int, tuple[Port, LeasedReference]] = {}
         self._shares: dict[int, LaneShare] = {}
+        # Of all lanes.
+        self._width = 0
         # Since when this side reads no packs because the recorder is full, and for how long it did so before.
         self._paused_since: float | None = None
         self._paused = 0.0
         self.ready = asyncio.Event()
+        # Counts how often a process became ready or ended.
+        self.generation = 0
 
     @property
     def process_id(self) -> int | None:
@@ -151,7 +162,7 @@ class FetcherProcess:
             return 0
         owed = self.owes(port)
         # Many small lanes share what may be ahead: all of it is attempted again if this process dies with it.
-        total = 2 * sum([share.width for share in self._shares.values()]) + _AHEAD - len(self._sent)
+        total = 2 * self._width + _AHEAD - len(self._sent)
         return max(2 * width - owed, min(2 * width + _AHEAD - owed, total))
 
     def owes(self, port: Port) -> int:
@@ -176,6 +187,7 @@ class FetcherProcess:
         new_job = None if share.job is not None and share.job.options == port.job.options else port.job
         if not entries and new_job is None and width == share.width:
             return
+        self._width += width - share.width
         share.set_width(width)
         share.job = port.job
         if share.owed == 0:
@@ -186,7 +198,8 @@ class FetcherProcess:
         numbers = range(self._number + 1, self._number + 1 + len(refs))
         self._number += len(refs)
         self._sent.update(zip(numbers, [(port, entry) for entry in entries], strict=True))
-        orders = list(map(Order, numbers, refs))
+        gateways, conditions = [entry.gateway for entry in entries], [entry.condition for entry in entries]
+        orders = list(map(Order, numbers, refs, gateways, conditions))
         share.owed += len(orders)
         narrowing = share.narrowing if share.most > width else 0
         write_frame(self._writer, Orders(port.number, width, orders, new_job, narrowing))
@@ -216,7 +229,8 @@ class FetcherProcess:
             write_frame(self._writer, Drop(port.number, everything))
         if everything:
             self._sent = {number: sent for number, sent in self._sent.items() if sent[0] is not port}
-            self._shares.pop(port.number, None)
+            share = self._shares.pop(port.number, None)
+            self._width -= 0 if share is None else share.width
 
     async def _run_one(self) -> None:
         """Run one process, from its start to its end."""
@@ -235,6 +249,7 @@ class FetcherProcess:
         try:
             await read_frame(reader)
             self.ready.set()
+            self.generation += 1
             while True:
                 await self._until_capacity(self._deliver(decode_pack(await read_frame(reader))))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -315,12 +330,14 @@ class FetcherProcess:
     async def _end(self, early: bool) -> None:
         """End the process by closing its socket. References that it had are lost."""
         self.ready.clear()
+        self.generation += 1
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         process, self._process = self._process, None
         sent, self._sent = self._sent, {}
         self._shares.clear()
+        self._width = 0
         ports: dict[int, tuple[Port, list[LeasedReference]]] = {}
         for port, entry in sent.values():
             ports.setdefault(port.number, (port, []))[1].append(entry)
@@ -353,6 +370,11 @@ class Fetchers(Executor):
     def open(self) -> None:
         """Start the processes. They are ready some tenths of a second later."""
         self._running = [asyncio.create_task(member.run()) for member in self.members]
+
+    @property
+    def generation(self) -> int:
+        """Changes with the processes that are ready."""
+        return sum([member.generation for member in self.members])
 
     async def until_ready(self) -> None:
         for member in self.members:

@@ -4,6 +4,7 @@ A frame is four bytes of length and a MessagePack value. The first frame to a fe
 back says that it is ready. Then orders go out and packs of outcomes come back, both in batches.
 """
 
+import asyncio
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor.model import Job, Outcome, StoredAs, TaskError, TaskRef
+from conveyor.process.changed_pages import Condition
 from conveyor.states import TaskStatus
 
 _LENGTH = struct.Struct("<I")
@@ -38,10 +40,13 @@ class FrameWriter(Protocol):
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A reference to attempt. The worker numbers its orders."""
+    """A reference to attempt, and which gateway of the job's pool to go through. The worker numbers its orders."""
 
     number: int
     ref: TaskRef
+    gateway: int = 0
+    # Which page the task has, of a run that compares.
+    condition: Condition | None = None
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True, tag="orders"):
@@ -78,6 +83,8 @@ class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stored: StoredAs | None = None
     decoded_length: int = 0
     spends_attempt: bool = True
+    first_byte: float = 0.0
+    unchanged: bool = False
 
 
 class StoredPages(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -142,6 +149,8 @@ def outcomes_of(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
                 stored=packed.stored,
                 length=packed.decoded_length,
                 spends_attempt=packed.spends_attempt,
+                first_byte=packed.first_byte,
+                unchanged=packed.unchanged,
             ),
         )
 
@@ -151,6 +160,37 @@ def write_frame(writer: FrameWriter, value: object) -> None:
     what the process had is attempted again."""
     if not writer.is_closing():
         writer.write(framed(value))
+
+
+class JoinedFrames:
+    """A writer that joins the frames of one step of the event loop: those of many small lanes leave by one system call,
+    and wake the other process once."""
+
+    def __init__(self, writer: FrameWriter) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[bytes] = []
+
+    def write(self, data: bytes, /) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+
+    async def drain(self) -> None:
+        self._flush()
+        await self._writer.drain()
+
+    def is_closing(self) -> bool:
+        return self._writer.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and not self._writer.is_closing():
+            self._writer.write(b"".join(waiting))
 
 
 def framed(value: object) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, write_frame
+from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, JoinedFrames, write_frame
 from conveyor.settings import Settings
 
 # Some hundred outcomes without bodies: what lies in the socket is fetched again after a crash.
@@ -81,7 +81,7 @@ async def launch_fetcher(settings: Settings, crash_at: str | None = None) -> Lau
         await process.wait()
         raise
     write_frame(writer, _plain(msgspec.structs.replace(settings, crash_at=crash_at)))
-    return Launched(reader, writer, process)
+    return Launched(reader, JoinedFrames(writer), process)
 
 
 def _start(ours: socket.socket, theirs: socket.socket) -> Subprocess:

@@ -150,7 +150,7 @@ class Packer:
             data, stored, digest = None, None, ""
             if body is not None:
                 data, stored, digest = _encoded(
-                    body, may_shrink=is_worth_deflating(job, len(body), outcome.content_type)
+                    body, outcome.sha256, may_shrink=is_worth_deflating(job, len(body), outcome.content_type)
                 )
             self._outcomes.append(_packed(number, outcome, data, stored, digest))
             if data:
@@ -249,14 +249,16 @@ def internal_error() -> Outcome:
 
 def _page(number: int, outcome: Outcome) -> EncodedPage:
     body = outcome.body or b""
-    data, stored, digest = _encoded(body, may_shrink=not is_compressed(outcome.content_type))
+    data, stored, digest = _encoded(body, outcome.sha256, may_shrink=not is_compressed(outcome.content_type))
     detail = detail_json(outcome)
     return EncodedPage(number, outcome.http_status, outcome.elapsed, detail, data, len(body), digest, stored)
 
 
-def _encoded(body: bytes | memoryview, *, may_shrink: bool) -> tuple[bytes | memoryview, StoredAs | None, str]:
-    """The bytes to store, how they are encoded, and the digest of the body."""
-    digest = sha256(body).hexdigest()
+def _encoded(
+    body: bytes | memoryview, known: str | None, *, may_shrink: bool
+) -> tuple[bytes | memoryview, StoredAs | None, str]:
+    """The bytes to store, how they are encoded, and the digest of the body, which may be known."""
+    digest = known or sha256(body).hexdigest()
     deflated = deflate(body) if may_shrink else None
     return (body, None, digest) if deflated is None else (*deflated, digest)
 
@@ -281,4 +283,6 @@ def _packed(
         stored,
         len(outcome.body or b""),
         spends_attempt=outcome.spends_attempt,
+        first_byte=outcome.first_byte,
+        unchanged=outcome.unchanged,
     )

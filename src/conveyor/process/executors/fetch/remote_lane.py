@@ -4,15 +4,18 @@ no coroutine and no await is spent on a single one."""
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from conveyor.model import Job, Outcome
-from conveyor.process.earlier_outcomes import may_have_stored
+from conveyor.model import Job, Outcome, TaskRef
+from conveyor.process.changed_pages import has_base
+from conveyor.process.earlier_outcomes import needs_look
 from conveyor.process.executors.fetch.frames import StoredPages
 from conveyor.process.extraction import has_page
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
+from conveyor.process.page_copies import WINDOW_BYTES
 from conveyor.process.recorded_outcomes import RecordedPages, page_outcomes
 from conveyor.process.recorder import LeasedChunk
 
@@ -29,6 +32,13 @@ _EXTRACTING_BYTES = 64 * 1024 * 1024
 _MAX_EXTRACTING_BYTES = 4 * _EXTRACTING_BYTES
 
 
+# Lanes whose attempts take less than this get slots in portions, so that few of many small runs are served at a time:
+# what orders, outcomes and flushes cost for each run is then shared by several tasks.
+_QUICK_SECONDS = 0.25
+_PORTION = 16
+_SMOOTHING = 0.2
+
+
 class RemoteLane(Lane):
     """A port (fetchers.py) of the fetchers. `number` names it in frames."""
 
@@ -41,6 +51,11 @@ class RemoteLane(Lane):
         self._stopping = False
         # Whether attempts may run beyond the width.
         self._is_over = False
+        # Whether references or options came since the last `set_width`, and which fetchers were ready then.
+        self._has_news = False
+        self._generation = -1
+        # How long attempts took lately.
+        self._seconds: float | None = None
         # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
         self._sending: asyncio.Task[None] | None = None
         # Calls of the job's `extract`, and the bytes of their pages; set when one of them is done.
@@ -52,8 +67,30 @@ class RemoteLane(Lane):
     def attempts(self) -> int:
         return self._fetchers.attempts(self)
 
+    @property
+    def portion(self) -> int:
+        return _PORTION if self._seconds is not None and self._seconds < _QUICK_SECONDS else 1
+
+    def is_settled(self, width: int) -> bool:
+        """Outcomes make the lane send more by themselves; what was fed, and what fetchers must return, needs a call."""
+        is_plain = not (self._targets.is_limited or self._paced.is_on or self._gate.is_watching or self._is_over)
+        is_idle = self._sent == 0 and not self._waiting
+        has_sent_all = len(self._waiting) > 0 and not self._has_news and self._backing_off is None
+        is_known = width == self.width and self._generation == self._fetchers.generation
+        return is_plain and is_known and (is_idle or has_sent_all)
+
+    def feed(self, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
+        super().feed(chunk, refs)
+        self._has_news = True
+
+    def follow(self, job: Job) -> None:
+        super().follow(job)
+        # Fetchers get the job's options with the next width.
+        self._has_news = True
+
     def set_width(self, width: int) -> None:
         self.width = width
+        self._has_news, self._generation = False, self._fetchers.generation
         # Fetchers need the width even when there is nothing to send.
         self._fetchers.update_width(self)
         self._is_over = self.attempts > width
@@ -89,13 +126,63 @@ class RemoteLane(Lane):
             await asyncio.wait(self._extractions)
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        self._learn(max([outcome.elapsed for outcome in outcomes], default=0.0))
         self._paced.learn(entries, outcomes)
         self._return(entries)
+        self._reuse_pages(entries, outcomes)
+        if has_base(self.job):
+            entries, outcomes = self._copy_later(entries, outcomes)
+        self._finish(entries, outcomes)
+        self._send()
+
+    def _finish(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        if not entries:
+            return
         if self.job.options.extract is None:
             self._record(entries, outcomes)
         else:
             self._record_after_extraction(entries, outcomes)
-        self._send()
+
+    def _copy_later(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> tuple[list[LeasedRef], list[Outcome]]:
+        """Start to copy the pages of unchanged outcomes, which finishes them; returns the others."""
+        pairs = list(zip(entries, outcomes, strict=True))
+        copied = [pair for pair in pairs if pair[1].unchanged]
+        if copied:
+            size = sum([_page_bytes(entry) for entry, _ in copied])
+            self._extracting_bytes += size
+            copying = asyncio.create_task(self._copy_and_finish(copied))
+            self._extractions.add(copying)
+            copying.add_done_callback(partial(self._on_extracted, size))
+        others = [pair for pair in pairs if not pair[1].unchanged]
+        return [entry for entry, _ in others], [outcome for _, outcome in others]
+
+    async def _copy_and_finish(self, pairs: list[tuple[LeasedRef, Outcome]]) -> None:
+        """Copy pages, a bounded number of bytes at a time. Those that cannot be read are fetched."""
+        while pairs:
+            taken = _window(pairs)
+            entries, outcomes = [entry for entry, _ in pairs[:taken]], [outcome for _, outcome in pairs[:taken]]
+            pairs = pairs[taken:]
+            try:
+                copied = await self._copy_pages(entries, outcomes)
+            except Exception:
+                log.exception("pages not copied", run=self.job.run.run_id)
+                self._gate.release(entries)
+                self._lose(entries)
+                continue
+            gone = [entry for entry, is_copied in zip(entries, copied, strict=True) if not is_copied]
+            if gone:
+                self._gate.release(gone)
+                self._waiting.extendleft(reversed(gone))
+            self._finish(
+                [entry for entry, is_copied in zip(entries, copied, strict=True) if is_copied],
+                [outcome for outcome, is_copied in zip(outcomes, copied, strict=True) if is_copied],
+            )
+            if self._recorder.full:
+                await self._recorder.until_capacity()
+
+    def _learn(self, seconds: float) -> None:
+        """Learn how long the slowest attempt of a batch took."""
+        self._seconds = seconds if self._seconds is None else self._seconds + _SMOOTHING * (seconds - self._seconds)
 
     def _record_after_extraction(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         """Record what failed; the others once their bodies went through the job's `extract`."""
@@ -132,6 +219,7 @@ class RemoteLane(Lane):
             # A breaker wants to know what each of them says about its target.
             self.on_outcomes(entries, page_outcomes(pages))
             return
+        self._learn(max(pages.elapsed))
         self._paced.learn_pages(entries, pages.elapsed)
         self._return(entries)
         self._gate.note_answers(entries)
@@ -209,7 +297,7 @@ class RemoteLane(Lane):
         if self._stopping or self._sending is not None or self._backing_off is not None:
             return
         if self._recorder.full:
-            self._send_after(self._recorder.until_capacity)
+            self._recorder.when_capacity(self._send)
             return
         if self._is_extracting_enough:
             self._send_after(self._until_extracted)
@@ -280,17 +368,18 @@ class RemoteLane(Lane):
 
     def _hand_over(self, entries: list[LeasedRef]) -> None:
         entries = self._fail_late(entries)
+        self._gate.assign_gateways(entries)
         self._count_sent(len(entries))
-        if entries and may_have_stored(self.job):
+        if entries and needs_look(self.job):
             self._spawn(self._start_or_reuse(entries))
         else:
             self._fetchers.start(self, entries)
 
     async def _start_or_reuse(self, entries: list[LeasedRef]) -> None:
-        """Send the references that have no stored body to extract from."""
+        """Send the references that have no stored body to extract from, with the pages to compare with."""
         assert self._earlier is not None
         try:
-            stored = await self._earlier.stored(self.job, [entry.ref for entry in entries])
+            stored, pages = await self._earlier.look(self.job, [entry.ref for entry in entries])
         except Exception as error:
             log.warning("earlier outcomes not read", run=self.job.run.run_id, error=repr(error))
             self._return(entries)
@@ -299,8 +388,20 @@ class RemoteLane(Lane):
         except BaseException:
             self._return(entries)
             raise
+        self._note_earlier(entries, pages)
         reused = [entry for entry in entries if entry.ref.index in stored]
         self._return(reused)
         self._gate.release(reused)
         self._extract_later(reused, [stored[entry.ref.index] for entry in reused])
         self._fetchers.start(self, [entry for entry in entries if entry.ref.index not in stored])
+
+
+def _page_bytes(entry: LeasedRef) -> int:
+    body = None if entry.earlier is None else entry.earlier.task.detail.body
+    return 0 if body is None else body.length
+
+
+def _window(pairs: list[tuple[LeasedRef, Outcome]]) -> int:
+    """How many of these pages to copy together, at least one."""
+    sizes = accumulate(_page_bytes(entry) for entry, _ in pairs)
+    return max(1, sum(1 for size in sizes if size <= WINDOW_BYTES))

@@ -23,7 +23,7 @@ from typing import Protocol, cast
 import structlog
 
 from conveyor.model import Job, RunId, TaskRef
-from conveyor.process.executors.fetch.frames import read_frame, write_frame
+from conveyor.process.executors.fetch.frames import JoinedFrames, read_frame, write_frame
 from conveyor.process.executors.python.handler_calls import (
     BatchDone,
     CallBatch,
@@ -123,7 +123,7 @@ class Child:
         self._free = list(range(MAX_BATCHES))
         self._sent: dict[int, _SentBatch] = {}
         self._calls = 0
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: JoinedFrames | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._slots: CallSlots | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -164,10 +164,11 @@ class Child:
     async def _start(self) -> None:
         ours = self._launch()
         try:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
             raise
+        self._writer = JoinedFrames(writer)
         async with asyncio.timeout(_START_SECONDS):
             write_frame(self._writer, self._setup)
             ready = decode_answer(await read_frame(reader))

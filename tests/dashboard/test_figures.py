@@ -1,0 +1,111 @@
+"""What the job page shows of errors, hosts and time: it agrees with its tiles, and a group can be rerun."""
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboard.browsing import Open, confirm, usable
+from tests.dashboard.world import World
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def link(page: Page, navigation: str, name: str) -> Any:
+    return page.get_by_role("navigation", name=navigation).get_by_role("link", name=name)
+
+
+def test_errors_and_hosts_say_why_and_are_rerun(here: World, visit: Open) -> None:
+    """Of a job whose workers collect what happened, and of a small one; both agree with their tiles."""
+    port = here.site.url.rsplit(":", 1)[1]
+    other = f"http://localhost:{port}"
+    pages = [f"{(here.site.url, other)[number % 2]}/page/{number}" for number in range(600)]
+    broken = [f"{other}/fails/{number}" for number in range(30)] + [f"{here.site.url}/gone/1"]
+    options = {"attempts": 2, "backoff": {"base": 0.05}, "breaker": {"enabled": False}, "concurrency": 16}
+    jobs = [here.submit(name="Two hosts", tasks=tasks, **options) for tasks in ([*pages, *broken], broken)]
+    for job, note in zip(jobs, ("Failed tasks of each error are exact.", "All counts are exact."), strict=True):
+        here.ended(job)
+        here.wait(lambda job=job: here.ask("GET", f"/v1/jobs/{job}/errors")["retried"])
+        page = visit(f"#/jobs/{job}")
+        expect(page.locator(".tile.failed b")).to_have_text("31")
+        groups = page.get_by_role("table", name="Errors by host")
+        busy = groups.get_by_role("row").filter(has_text="http_503")
+        expect(busy).to_contain_text("localhost")
+        expect(busy.get_by_role("cell").nth(2)).to_have_text("30")
+        expect(busy.get_by_role("cell").nth(3)).to_have_text("30")
+        expect(page.get_by_text(note)).to_be_visible()
+        usable(page)
+        link(page, "Parts of the job", "Hosts").click()
+        hosts = page.get_by_role("table", name="Hosts")
+        row = hosts.get_by_role("row").filter(has_text="localhost")
+        expect(row).to_contain_text("http_503 60")
+        expect(row).to_contain_text("closed")
+        usable(page)
+    row.get_by_role("button", name="Rerun failed tasks of localhost").click()
+    confirm(page, "Rerun")
+    here.wait(lambda: here.ask("GET", f"/v1/jobs/{jobs[1]}")["run"]["number"] == 2)
+    here.ended(jobs[1])
+    assert here.ask("GET", f"/v1/jobs/{jobs[1]}")["run"]["total"] == 30
+    page = visit(f"#/jobs/{jobs[1]}")
+    expect(page.get_by_role("heading", name="By host · run 2")).to_be_visible()
+    page.get_by_role("table", name="Errors by host").get_by_role("button", name="Rerun").click()
+    confirm(page, "Rerun")
+    here.wait(lambda: here.ask("GET", f"/v1/jobs/{jobs[1]}")["run"]["number"] == 3)
+
+
+def test_charts_have_tips_ticks_and_a_time_range(here: World, visit: Open) -> None:
+    page = visit(f"#/jobs/{here.large}")
+    chart = page.get_by_role("group", name="Throughput over time")
+    picture = chart.get_by_role("img", name=re.compile("100,000 of 100,000 tasks finished"))
+    expect(picture).to_have_attribute("aria-label", re.compile("1,250 of them failed, 1,250 attempts retried"))
+    tip = chart.locator(".tip")
+    expect(tip).to_be_hidden()
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(tip).to_contain_text("100,000 of 100,000 finished")
+    expect(tip).to_contain_text("1,250 failed")
+    expect(tip).to_contain_text(re.compile(r"retries 0\.\d/s"))
+    assert all(text.endswith(("00", "30")) for text in chart.locator(".axis text").all_text_contents())
+    whole = len(chart.locator("rect.speed").all())
+    page.get_by_role("combobox", name="Time range").select_option("last 15 minutes")
+    assert "range=15" in page.url
+    expect(chart.locator("rect.speed")).not_to_have_count(whole)
+    page.reload()
+    expect(page.get_by_role("combobox", name="Time range")).to_have_value("15")
+    usable(page)
+    link(page, "Parts of the job", "Hosts").click()
+    expect(page.get_by_role("table", name="Hosts").get_by_role("row").nth(1)).to_contain_text("101,250")
+
+
+def test_attempts_are_drawn_with_their_times(here: World, visit: Open) -> None:
+    options = {"attempts": 3, "backoff": {"base": 0.05}, "breaker": {"enabled": False}}
+    job = here.submit(name="Attempts", tasks=[f"{here.site.url}/fails/1", f"{here.site.url}/slow/1200"], **options)
+    here.ended(job)
+    tasks = {task["index"]: task["task_id"] for task in here.ask("GET", f"/v1/jobs/{job}/results")["items"]}
+    page = visit(f"#/jobs/{job}/tasks/{tasks[0]}")
+    lines = page.locator(".attempt-line")
+    expect(lines).to_have_count(3)
+    expect(lines.first).to_contain_text(re.compile(r"first byte .+ · read .+ · backoff .+ · worker_"))
+    expect(lines.nth(1)).to_contain_text(re.compile(r"wait .+ · first byte"))
+    expect(lines.nth(2)).not_to_contain_text("backoff")
+    usable(page)
+    page = visit(f"#/jobs/{job}/tasks/{tasks[1]}")
+    expect(page.locator(".attempt-line")).to_contain_text(re.compile(r"first byte 1\.\d s · read"))
+    usable(page)
+
+
+def test_the_fleet_draws_its_load(here: World, visit: Open) -> None:
+    job = here.napping("Load", total=60)
+    here.wait(lambda: any(point["waiting"] for point in here.ask("GET", "/v1/load")["minutes"]["items"]))
+    here.ended(job)
+    page = visit("#/fleet")
+    chart = page.get_by_role("group", name="Load over time")
+    expect(chart.get_by_role("img", name=re.compile(r"[1-9]\d* tasks finished, at most [1-9]"))).to_be_visible()
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(chart.locator(".tip")).to_contain_text("throughput")
+    page.get_by_role("combobox", name="Time range").select_option("last week")
+    assert "range=10080" in page.url
+    expect(chart.get_by_role("img", name=re.compile(r"[1-9]\d* tasks finished"))).to_be_visible()
+    usable(page)
