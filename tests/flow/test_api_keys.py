@@ -53,6 +53,22 @@ async def test_a_key_is_made_used_and_revoked(admin: Api, clock: JumpingClock) -
     assert (await admin.request("DELETE", f"/v1/keys/{made.json['key_id']}")).status == 204
 
 
+async def test_tenants_are_those_of_the_keys(admin: Api, clock: JumpingClock) -> None:
+    made = [(await admin.post("/v1/keys", {"tenant": tenant})).json for tenant in ("second", "first", "second")]
+    assert (await admin.request("DELETE", f"/v1/keys/{made[0]['key_id']}")).status == 204
+    for limit in (1, 2, 100):
+        items = await all_items(admin, "/v1/tenants", limit)
+        for item in items:
+            msgspec.convert(item, shapes.TenantShape)
+        found = {item["tenant"]: (item["active_keys"], item["keys"]) for item in items}
+        assert list(found) == sorted(found)
+        assert (found["first"], found["second"]) == ((1, 1), (1, 2))
+        assert set(found) == {"acme", "local", "first", "second"}
+    user = Api(admin.url, admin.system, made[1]["key"], admin._client)
+    assert (await user.get("/v1/tenants")).status == 403
+    assert (await admin.get("/v1/tenants?cursor=%20")).json["code"] == "bad_cursor"
+
+
 async def test_keys_in_pages(admin: Api, clock: JumpingClock) -> None:
     for number in range(7):
         clock.advance(1)

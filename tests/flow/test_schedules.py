@@ -29,6 +29,7 @@ from conveyor.accept.schedules import (
     ScheduleSpec,
     schedule_of,
 )
+from conveyor.api import schemas as shapes
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
@@ -199,6 +200,26 @@ class TestMaking:
         assert (await server.get(path)).status == 404
         assert (await server.request("DELETE", path)).status == 404
 
+    async def test_fields_of_its_job_are_changed_and_secrets_stay(self, server: Api, system: System) -> None:
+        job = {"tasks": [URL], "headers": {"x-token": "secret"}, "concurrency": 3, "priority": 2}
+        schedule = await made(server, job=job)
+        path = f"/v1/schedules/{schedule['id']}"
+        changes = {"tasks": None, "source": {"url": URL}, "concurrency": 5, "priority": None}
+        changed = await server.request("PATCH", path, body=json.dumps({"job_changes": changes}).encode())
+        shown_headers = {"x-token": "[hidden]"}
+        assert changed.json["job"] == {"headers": shown_headers, "concurrency": 5, "source": {"url": URL}}
+        stored = await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
+        assert stored is not None
+        assert json.loads(bytes(schedule_of(stored).job))["headers"] == {"x-token": "secret"}
+        for body, field in (
+            ({"job_changes": {"concurrency": 0}}, "job.concurrency"),
+            ({"job_changes": {"tasks": [URL]}}, "job.source"),
+            ({"job_changes": {}, "job": {"tasks": [URL]}}, "job_changes"),
+        ):
+            refused = await server.request("PATCH", path, body=json.dumps(body).encode())
+            assert (refused.status, refused.json["field"]) == (400, field)
+        assert (await server.get(path)).json == changed.json
+
     async def test_its_times_are_shown_in_words(self, server: Api) -> None:
         assert (await made(server, cron="0 6 * * MON-FRI"))["cron_text"] == "At 06:00 on Monday through Friday"
         assert (await made(server, cron="*/5 * * * *"))["cron_text"] == "Every fifth minute of every hour"
@@ -285,6 +306,23 @@ class TestFiring:
         assert found["next_fires"][0] == "2027-01-15T12:00:00.000Z"
         notices = (await system.records.outbox.events(ACME, jobs[0].job_id, None, 10)).items
         assert [event.event for event in notices] == ["job.accepted"]
+
+    async def test_its_fires_have_the_outcomes_of_their_jobs(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        schedule = await made(server, name="hourly", cron="0 * * * *")
+        for _ in range(2):
+            clock.advance(HOUR)
+            await run(scheduler)
+        gone, there = await jobs_of(system)
+        await server.post(f"/v1/jobs/{there.job_id}/cancel", {})
+        assert (await server.request("DELETE", f"/v1/jobs/{gone.job_id}")).status in (202, 204)
+        found = await shown(server, schedule["id"])
+        msgspec.convert(found, shapes.ScheduleDetail)
+        job = (await server.get(f"/v1/jobs/{there.job_id}")).json
+        expected = {name: job[name] for name in ("name", "state", "total", "counts")}
+        assert [fire["outcome"] for fire in found["fires"]] == [None, expected]
+        assert (expected["name"], expected["state"], expected["total"]) == ("hourly", "cancelled", 2)
 
     async def test_a_paused_one_does_not_and_what_lies_between_was_not_missed(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler

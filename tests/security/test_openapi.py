@@ -179,7 +179,9 @@ async def every_method_is_allowed() -> None:
             methods = {route.method for route in routes() if route.path == path}
             options = await api.request("OPTIONS", UNKNOWN.path(path))
             # The routes of administrators tell others nothing.
-            refused = {403} if path.startswith("/v1/keys") else {401, 403} if path == "/metrics" else set()
+            refused = (
+                {403} if path.startswith(("/v1/keys", "/v1/tenants")) else {401, 403} if path == "/metrics" else set()
+            )
             assert options.status in refused or allowed(options) == {*methods, "OPTIONS"}, path
             missing = next(method for method in ("PUT", "POST") if method not in methods)
             answer = await api.request(missing, UNKNOWN.path(path))

@@ -2,7 +2,7 @@
 module creates, shows, changes and removes schedules; `scheduler` fires them."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -80,6 +80,8 @@ class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cron: str | msgspec.UnsetType = msgspec.UNSET
     job: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    # Fields of `job` to replace, each as a whole; null removes one. Secrets in the others stay, unseen.
+    job_changes: dict[str, msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
     timezone: str | msgspec.UnsetType = msgspec.UNSET
     name: str | msgspec.UnsetType | None = msgspec.UNSET
     missed: Missed | msgspec.UnsetType = msgspec.UNSET
@@ -235,6 +237,13 @@ class Schedules:
         _check_name(fields.get("name"))
         keep: dict[str, Any] = {}
         reads: dict[str, Any] = {}
+        job_changes = fields.pop("job_changes", None)
+        stored = None
+        if job_changes is not None:
+            if "job" in fields:
+                raise InvalidField("Give `job` or `job_changes`, not both.", field="job_changes")
+            stored = schedule_of(await self.find(tenant, schedule_id)).job
+            fields["job"] = _changed_job(stored, job_changes)
         if "job" in fields:
             await self.find(tenant, schedule_id)
             template = await self._checked(tenant, bytes(fields["job"]))
@@ -242,7 +251,10 @@ class Schedules:
             reads = {"upload_id": upload_of(template)}
 
         def changed(row: Document) -> Document:
-            after = msgspec.structs.replace(schedule_of(row), **fields, **keep)
+            before = schedule_of(row)
+            if stored is not None and before.job != stored:
+                raise _contended()
+            after = msgspec.structs.replace(before, **fields, **keep)
             check_cron(after.cron, after.timezone)
             _check_changed_only(template_of(bytes(after.job)), after.changed_only)
             # The scheduler finds out whether there is a job to keep.
@@ -373,6 +385,11 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
         ],
         "job": shown_job(msgspec.json.decode(schedule.job)),
     }
+
+
+def _changed_job(stored: msgspec.Raw, changes: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
+    fields = {**msgspec.json.decode(stored, type=dict[str, msgspec.Raw]), **changes}
+    return msgspec.Raw(msgspec.json.encode({name: value for name, value in fields.items() if value != _NULL}))
 
 
 def _first(cron: str, zone: str, after: float) -> float | None:

@@ -1,6 +1,8 @@
-"""API keys: an administrator creates, lists and revokes them. A secret is shown once, at creation."""
+"""API keys: an administrator creates, lists and revokes them, and lists the tenants that have them. A secret is shown
+once, at creation."""
 
 import re
+from collections import defaultdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,10 +15,10 @@ from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, answer
 from conveyor.auth.keys import check_tenant, make_key, new_key_id, revoke
-from conveyor.errors import BadCursor, NotFound
+from conveyor.errors import BadCursor, InvalidField, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
-from conveyor.model import ApiKey
+from conveyor.model import ApiKey, TenantId
 from conveyor.read.results import iso_time
 from conveyor.system import System
 
@@ -35,7 +37,7 @@ class KeySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @post(
-    "/",
+    "/keys",
     summary="Create a key",
     operation_class=operations.takes(KeySpec, operations.IDEMPOTENCY_KEY),
     responses={**shapes.shaped(shapes.NewKeyShape, 201), **shapes.problems(400, 403, 409, 413, 415)},
@@ -62,7 +64,7 @@ async def _create(system: System, spec: KeySpec, claim: Claim) -> Accepted:
     return reply.accepted._replace(body=msgspec.json.encode(shown))
 
 
-@get("/", summary="List keys", responses=shapes.answers(shapes.KeysPage, 400, 403))
+@get("/keys", summary="List keys", responses=shapes.answers(shapes.KeysPage, 400, 403))
 async def list_keys(
     system: SystemPart, tenant: OfTenant = None, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
@@ -77,7 +79,37 @@ async def list_keys(
     return answer({"items": [_shown(key) for key in items], "next_cursor": items[-1].key_id if more else None})
 
 
-@delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404, 409))
+@get("/tenants", summary="List tenants", responses=shapes.answers(shapes.TenantsPage, 400, 403))
+async def list_tenants(system: SystemPart, limit: Limit = 100, cursor: Cursor = None) -> Response[bytes]:
+    """Administrators only. All tenants that have or had a key, by name."""
+    after = None if cursor is None else _tenant_cursor(cursor)
+    found: defaultdict[TenantId, list[ApiKey]] = defaultdict(list)
+    for key in await system.records.access.keys(None):
+        found[key.tenant].append(key)
+    names = [tenant for tenant in sorted(found) if after is None or tenant > after]
+    now = system.clock.now()
+    items = [_shown_tenant(tenant, found[tenant], now) for tenant in names[:limit]]
+    return answer({"items": items, "next_cursor": names[limit - 1] if len(names) > limit else None})
+
+
+def _tenant_cursor(cursor: str) -> TenantId:
+    try:
+        return check_tenant(cursor)
+    except InvalidField:
+        raise BadCursor from None
+
+
+def _shown_tenant(tenant: TenantId, keys: list[ApiKey], now: float) -> dict[str, Any]:
+    active = [key for key in keys if key.revoked_at is None and (key.expires_at is None or key.expires_at > now)]
+    return {
+        "tenant": tenant,
+        "active_keys": len(active),
+        "keys": len(keys),
+        "created_at": iso_time(min(key.created_at for key in keys)),
+    }
+
+
+@delete("/keys/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404, 409))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
     """Administrators only. The server refuses the key within two seconds. The last administrator's key cannot be
     revoked."""

@@ -76,6 +76,7 @@ _CURSORS = {
     "/v1/schedules": _SCHEDULE,
     "/v1/dead-letters": r"[0-9]{1,18}|[a-z]+:[\x21-\x7e]{1,400}",
     "/v1/keys": _KEY,
+    "/v1/tenants": "[a-z0-9][a-z0-9_-]{0,62}",
 }
 _FILES = sorted({media_type_of(kind, coding) for kind in ExportFormat for coding in ExportCompression})
 # The media types of a 200, where they are not one.

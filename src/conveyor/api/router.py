@@ -184,9 +184,9 @@ def _tenant_routes() -> Router:
 def _admin_routes() -> Router:
     """The routes of administrators, who act for all tenants: handlers get no tenant."""
     return Router(
-        path="/v1/keys",
+        path="/v1",
         guards=[key_guard, admin_guard],
-        route_handlers=[keys.create_key, keys.list_keys, keys.revoke_key],
+        route_handlers=[keys.create_key, keys.list_keys, keys.revoke_key, keys.list_tenants],
         security=[{"key": []}],
     )
 

@@ -1,5 +1,9 @@
 """Schedules: jobs that cron creates repeatedly."""
 
+import asyncio
+from functools import partial
+from typing import Any
+
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 
@@ -9,6 +13,9 @@ from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional, read_spec
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SchedulesPart, SystemPart, TenantPart, answer
 from conveyor.clock import iso_text
+from conveyor.model import JobId, TenantId
+from conveyor.read.status import job_json
+from conveyor.system import System
 
 ROUTE = "POST /v1/schedules"
 
@@ -39,12 +46,23 @@ async def list_schedules(
     return answer({"items": [schedule_json(row, now) for row in page.items], "next_cursor": page.next_cursor})
 
 
-@get("/schedules/{schedule_id:str}", summary="Show a schedule", responses=shapes.answers(shapes.ScheduleShape, 404))
+@get("/schedules/{schedule_id:str}", summary="Show a schedule", responses=shapes.answers(shapes.ScheduleDetail, 404))
 async def show_schedule(
     schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
-    """The schedule, with its next and its latest fires."""
-    return answer(schedule_json(await schedules.find(tenant, schedule_id), system.clock.now()))
+    """The schedule, with its next fires, and its latest ones with the state and counts of their jobs."""
+    shown = schedule_json(await schedules.find(tenant, schedule_id), system.clock.now())
+    outcomes = await _outcomes(system, tenant, [fire["job_id"] for fire in shown["fires"] if fire["job_id"]])
+    fires = [{**fire, "outcome": outcomes.get(fire["job_id"])} for fire in shown["fires"]]
+    return answer({**shown, "fires": fires})
+
+
+async def _outcomes(system: System, tenant: TenantId, job_ids: list[JobId]) -> dict[JobId, dict[str, Any]]:
+    """What the jobs have come to. One read for all of them: a schedule knows few fires."""
+    jobs = await system.records.jobs.jobs_of([(tenant, job_id) for job_id in job_ids])
+    read = partial(job_json, system.records, system.tasks, system.coordinator, system.clock)
+    shown = await asyncio.gather(*(read(job) for job in jobs))
+    return {job["id"]: {name: job[name] for name in ("name", "state", "total", "counts")} for job in shown}
 
 
 @patch(
@@ -56,7 +74,8 @@ async def show_schedule(
 async def change_schedule(
     request: ApiRequest, schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
-    """Omitted fields stay as they are; `job` is replaced as a whole. A resumed schedule does not catch up."""
+    """Omitted fields stay as they are; `job` is replaced as a whole, `job_changes` replaces fields of it. A resumed
+    schedule does not catch up."""
     await schedules.find(tenant, schedule_id)
     change = await read_spec(request, system.settings.max_request_bytes, ScheduleChange)
     changed = await schedules.change(tenant, schedule_id, change)

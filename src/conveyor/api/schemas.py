@@ -1,5 +1,6 @@
 """Response schemas, for the OpenAPI page. Responses are built elsewhere; a test compares them with these schemas."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -377,6 +378,22 @@ class FireShape(Shape, frozen=True):
     coalesced: int
 
 
+class FireOutcome(Shape, frozen=True):
+    """What the job of a fire has come to."""
+
+    name: str | None
+    state: str
+    total: int
+    counts: CountsView
+
+
+class FireDetail(FireShape, frozen=True):
+    """One fire of a schedule, with its job's state and counts."""
+
+    # Null without a job, and once the job was deleted or purged.
+    outcome: FireOutcome | None
+
+
 class ScheduleShape(Shape, frozen=True):
     """A schedule, with its next and its latest fires."""
 
@@ -394,8 +411,14 @@ class ScheduleShape(Shape, frozen=True):
     next_fires: list[str]
     # Total number of fires.
     fired: int
-    fires: list[FireShape]
+    fires: Sequence[FireShape]
     job: dict[str, Any]
+
+
+class ScheduleDetail(ScheduleShape, frozen=True):
+    """A schedule, with its next fires, and its latest ones with the outcomes of their jobs."""
+
+    fires: Sequence[FireDetail]
 
 
 class StartedFire(Shape, frozen=True):
@@ -929,6 +952,24 @@ class SchedulesPage(Shape, frozen=True):
     """Schedules, oldest first."""
 
     items: list[ScheduleShape]
+    next_cursor: str | None
+
+
+class TenantShape(Shape, frozen=True):
+    """A tenant, as its keys tell."""
+
+    tenant: str
+    # Keys that are neither revoked nor expired.
+    active_keys: int
+    keys: int
+    # When its first key was created.
+    created_at: str
+
+
+class TenantsPage(Shape, frozen=True):
+    """Tenants, by name."""
+
+    items: list[TenantShape]
     next_cursor: str | None
 
 
