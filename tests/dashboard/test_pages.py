@@ -421,9 +421,43 @@ class TestOperations:
         button(page, "Run now By hand").click()
         fires = page.get_by_role("table", name="Fires")
         expect(fires.get_by_role("link", name="job_")).to_be_visible()
+        expect(fires).to_contain_text("completed")
+        expect(fires.get_by_role("progressbar")).to_have_attribute("aria-valuetext", "100% finished, 0 failed")
         button(page, "Delete By hand").click()
         confirm(page, "Delete")
         expect(page.get_by_role("heading", name="Schedules")).to_be_visible()
+
+    def test_the_job_of_a_schedule_is_edited_and_keeps_its_secrets(self, here: World, visit: Open) -> None:
+        job = {"tasks": [f"{here.site.url}/page"], "attempts": 2, "headers": {"Authorization": "Bearer canary"}}
+        made = here.ask("POST", "/v1/schedules", {"cron": "0 3 * * *", "name": "Secretive", "job": job})
+        page = visit(f"#/schedules/{made['id']}")
+        button(page, "Edit Secretive").click()
+        expect(page.get_by_label("Attempts")).to_have_value("2")
+        page.get_by_label("Attempts").fill("7")
+        confirm(page, "Save")
+        expect(page.get_by_text('"attempts": 7')).to_be_visible()
+        expect(page.get_by_text("canary")).to_have_count(0)
+        button(page, "Run now Secretive").click()
+        expect(page.get_by_role("table", name="Fires")).to_contain_text("completed")
+        assert here.site.authorized.pop() == "Bearer canary"
+        here.ask("DELETE", f"/v1/schedules/{made['id']}")
+
+    def test_the_list_of_a_schedule_is_edited_unless_it_has_secrets(self, here: World, visit: Open) -> None:
+        url = f"{here.site.url}/list.txt"
+        for name, source in (("Plain", {"url": url}), ("Hidden", {"url": f"{url}?token=canary"})):
+            here.ask("POST", "/v1/schedules", {"cron": "0 3 * * *", "name": name, "job": {"source": source}})
+        page = visit("#/schedules")
+        button(page, "Edit Hidden").click()
+        expect(page.get_by_label("Attempts")).to_be_visible()
+        expect(page.get_by_label("List")).to_have_count(0)
+        button(page, "Cancel").click()
+        button(page, "Edit Plain").click()
+        page.get_by_label("List").fill(f"{here.site.url}/other.txt")
+        confirm(page, "Save")
+        page.get_by_role("link", name="Plain").click()
+        expect(page.get_by_text("other.txt")).to_be_visible()
+        for each in here.ask("GET", "/v1/schedules")["items"]:
+            here.ask("DELETE", f"/v1/schedules/{each['id']}")
 
     def test_an_endpoint_is_made_tested_and_removed(self, here: World, visit: Open) -> None:
         here.site.willing = False
@@ -466,11 +500,16 @@ class TestOperations:
         page.get_by_role("dialog").get_by_role("button", name="Create").click()
         expect(page.get_by_role("dialog")).to_contain_text("cv_")
         button(page, "Close").click()
-        row = page.get_by_role("row").filter(has_text="newcomer")
+        row = page.get_by_role("table", name="Keys").get_by_role("row").filter(has_text="newcomer")
+        tenants = page.get_by_role("table", name="Tenants").get_by_role("row")
         expect(row).to_contain_text("active")
+        assert tenants.filter(has_text="newcomer").get_by_role("cell").all_inner_texts()[1:3] == ["1", "1"]
         button(page, "Revoke their first").click()
         confirm(page, "Revoke")
         expect(row).to_contain_text("revoked")
+        expect(tenants.filter(has_text="newcomer").get_by_role("cell").nth(1)).to_have_text("0")
+        button(page, "Show keys of newcomer").click()
+        expect(page.get_by_role("table", name="Keys").get_by_role("row")).to_have_count(2)
         button(page, "Leave").click()
         expect(page.get_by_label("Administrator's key")).to_be_visible()
 

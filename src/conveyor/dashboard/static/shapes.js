@@ -159,6 +159,14 @@
  *
  * @typedef {Webhook & {deliveries: {delivered: number, failed: number, pending: number}}} WebhookDetail
  *
+ * @typedef {Object} Fire
+ * @property {string} at
+ * @property {string | null} job_id
+ * @property {string | null} error
+ * @property {number} coalesced
+ * @property {{name: string | null, state: string, total: number, counts: Counts} | null} [outcome] of its job, while it
+ *   is there; only where one schedule is shown
+ *
  * @typedef {Object} Schedule
  * @property {string} id
  * @property {string | null} name
@@ -170,8 +178,10 @@
  * @property {boolean} paused
  * @property {string[]} next_fires
  * @property {number} fired
- * @property {{at: string, job_id: string | null, error: string | null, coalesced: number}[]} fires
- * @property {Record<string, unknown>} job
+ * @property {Fire[]} fires
+ * @property {Record<string, any>} job
+ *
+ * @typedef {{tenant: string, active_keys: number, keys: number, created_at: string}} Tenant
  *
  * @typedef {Object} Letter
  * @property {string} id

@@ -1,6 +1,6 @@
 /** Keys and tenants, for administrators: the page asks for an administrator's key, and shows them for 15 minutes. */
 
-/** @import { Key } from "../shapes.js" */
+/** @import { Key, Tenant } from "../shapes.js" */
 
 import { get, newKey, Problem, send } from "../api.js";
 import { h, renew } from "../dom.js";
@@ -59,7 +59,7 @@ function drawSignIn(root, done) {
  */
 async function drawKeys(root, signal, until, redraw) {
   const none = h("div");
-  const summary = h("p", { class: "muted", role: "status" });
+  const summary = h("p", { class: "muted" }, "Administrator until ", moment(until));
   const tenant = text("tenant", { type: "search", placeholder: "all tenants", on: { change: () => attempt(reload) } });
   const pages = pager(() => load());
   const { node: list, rows } = table(
@@ -84,19 +84,38 @@ async function drawKeys(root, signal, until, redraw) {
     ]),
     (each) => each.key_id,
   );
+  const tenantPages = pager(() => load());
+  const { node: tenants, rows: tenantRows } = table(
+    "Tenants",
+    /** @type {import("../parts/table.js").Column<Tenant>[]} */ ([
+      { title: "Tenant", look: "wide", cell: (each) => each.tenant },
+      { title: "Active keys", look: "number", cell: (each) => count(each.active_keys) },
+      { title: "All keys", look: "number", cell: (each) => count(each.keys) },
+      { title: "First key", look: "number", cell: (each) => moment(each.created_at) },
+      {
+        title: "",
+        look: "end",
+        cell: (each) =>
+          h("button", {
+            type: "button",
+            class: "small",
+            "aria-label": `Show keys of ${each.tenant}`,
+            on: { click: () => ((tenant.value = each.tenant), attempt(reload)) },
+          }, "Show keys"),
+      },
+    ]),
+    (each) => each.tenant,
+  );
   const load = async () => {
     try {
       const page = await get("/v1/keys", { limit: 100, cursor: pages.cursor, tenant: tenant.value.trim() }, signal);
       rows(page.items);
       list.hidden = page.items.length === 0;
       renew(none, page.items.length ? null : empty("No keys"));
-      const tenants = new Set(page.items.map((/** @type {Key} */ each) => each.tenant)).size;
-      renew(
-        summary,
-        `${count(page.items.length)} keys of ${count(tenants)} tenants · administrator until `,
-        moment(until),
-      );
       pages.show(page.next_cursor);
+      const { items, next_cursor } = await get("/v1/tenants", { limit: 100, cursor: tenantPages.cursor }, signal);
+      tenantRows(items);
+      tenantPages.show(next_cursor);
     } catch (error) {
       if (error instanceof Problem && error.status === 403) return redraw();
       throw error;
@@ -150,7 +169,7 @@ async function drawKeys(root, signal, until, redraw) {
     h(
       "div",
       { class: "title" },
-      h("h1", {}, "Keys"),
+      h("h1", {}, "Keys and tenants"),
       h(
         "div",
         { class: "actions" },
@@ -166,6 +185,7 @@ async function drawKeys(root, signal, until, redraw) {
       none,
       pages.node,
     ),
+    h("section", { class: "card" }, h("h2", {}, "Tenants"), tenants, tenantPages.node),
   );
   await load();
 }

@@ -1,6 +1,6 @@
 /** Schedules: create, edit, fire now, pause, resume and delete; and one schedule with its fires. */
 
-/** @import { Schedule } from "../shapes.js" */
+/** @import { Fire, Schedule } from "../shapes.js" */
 
 import { get, newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
@@ -8,9 +8,13 @@ import { coming, count, input, moment } from "../format.js";
 import { poll } from "../live.js";
 import { ask } from "../parts/dialog.js";
 import { choice, field, text, textOf } from "../parts/form.js";
+import { offeredChanges, offeredFields } from "../parts/offered-options.js";
 import { attempt, empty, toast } from "../parts/says.js";
-import { pill } from "../parts/state.js";
+import { bar, jobPill, pill } from "../parts/state.js";
 import { pager, table } from "../parts/table.js";
+
+// What the server shows in place of a secret.
+const HIDDEN = "[hidden]";
 
 /** @type {import("../main.js").Page} */
 export async function schedulesPage(root, signal, scheduleId) {
@@ -81,9 +85,13 @@ async function schedulePage(root, signal, scheduleId) {
   const none = h("div");
   const { node: fires, rows } = table(
     "Fires",
-    /** @type {import("../parts/table.js").Column<Schedule["fires"][number]>[]} */ ([
+    /** @type {import("../parts/table.js").Column<Fire>[]} */ ([
       { title: "Time", look: "number", cell: (each) => moment(each.at) },
       { title: "Job", look: "wide", cell: fireJob },
+      { title: "State", cell: ({ outcome }) => outcome ? jobPill(outcome) : "–" },
+      { title: "Progress", cell: fireProgress },
+      { title: "Tasks", look: "number", cell: ({ outcome }) => outcome ? count(outcome.total) : "–" },
+      { title: "Failed", look: "number", cell: ({ outcome }) => outcome ? count(outcome.counts.failed) : "–" },
       { title: "Missed fires included", look: "number", cell: (each) => count(each.coalesced) },
     ]),
     (each) => each.at,
@@ -147,9 +155,9 @@ function scheduleButtons(schedule, changed, gone = () => void changed()) {
     const now = await get(path);
     const done = await ask({
       title: "Edit the schedule",
-      text: timeFields(now),
+      text: [...timeFields(now), ...jobFields(now.job)],
       action: "Save",
-      act: (form) => send("PATCH", path, timesOf(form)),
+      act: (form) => send("PATCH", path, { ...timesOf(form), ...jobChanges(form, now.job) }),
     });
     if (done) await changed();
   };
@@ -195,15 +203,35 @@ function timeFields(schedule = {}) {
   ];
 }
 
+/** Of a schedule that exists, the fields of its job. What they leave out stays as it is: secrets are not shown. @param {Schedule["job"]} job */
+function jobFields(job) {
+  return [
+    // A source with a secret is replaced as a whole, over the API.
+    job.source?.url && !JSON.stringify(job.source).includes(HIDDEN) &&
+    listField({ value: job.source.url, required: true }),
+    h("div", { class: "fields" }, offeredFields("schedule-", job)),
+    h("p", { class: "muted" }, "The next jobs have these options. Headers and other secrets stay, unseen."),
+  ];
+}
+
+/** @param {FormData} form @param {Schedule["job"]} job */
+function jobChanges(form, job) {
+  const changes = offeredChanges(form, job);
+  const url = textOf(form, "url");
+  if (url && url !== job.source.url) changes.source = { ...job.source, url };
+  return Object.keys(changes).length ? { job_changes: changes } : {};
+}
+
+/** @param {import("../dom.js").Props} [props] */
+function listField(props) {
+  const control = text("url", { type: "url", placeholder: "https://example.com/urls.txt", ...props });
+  return field("url", "List", control, "URL of a list that each fire reads.");
+}
+
 function createForm() {
   return [
     ...timeFields(),
-    field(
-      "url",
-      "List",
-      text("url", { type: "url", placeholder: "https://example.com/urls.txt" }),
-      "URL of a list that each fire reads.",
-    ),
+    listField(),
     field(
       "lines",
       "Or type it, one URL per line",
@@ -242,11 +270,16 @@ function fact(name, value) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, value));
 }
 
-/** @param {Schedule["fires"][number]} fire */
+/** @param {Fire} fire */
 function fireJob(fire) {
-  return fire.job_id
-    ? h("a", { class: "id", href: `#/jobs/${fire.job_id}` }, fire.job_id)
-    : h("span", { class: "error-code" }, input(fire.error ?? "none"));
+  if (!fire.job_id) return h("span", { class: "error-code" }, input(fire.error ?? "none"));
+  // A schedule that is fired now has no job for a moment, and one that fired long ago none any more.
+  return h("a", { class: "id", href: `#/jobs/${fire.job_id}` }, fire.job_id);
+}
+
+/** @param {Fire} fire */
+function fireProgress({ outcome, job_id }) {
+  return outcome ? bar(outcome, `Progress of ${job_id}`) : "–";
 }
 
 /** @param {Schedule} schedule */

@@ -7,13 +7,8 @@ import { h } from "../dom.js";
 import { count } from "../format.js";
 import { ask } from "./dialog.js";
 import { field, text, textOf } from "./form.js";
-import { FIELDS, optionField, shownValue, valueOf } from "./option-fields.js";
+import { offeredChanges, offeredFields } from "./offered-options.js";
 import { toast } from "./says.js";
-
-// The options that people change most; the rest can be changed on the page of the new job.
-const OFFERED = ["concurrency", "rate_per_host", "attempts"].map((name) =>
-  FIELDS.filter((each) => each.name === name)[0]
-);
 
 /**
  * Ask, and duplicate the job. Resolves to the new one.
@@ -24,11 +19,6 @@ export async function duplicateJob(job) {
   const key = newKey();
   const options = job.options ?? {};
   const tasks = job.mode === "open" ? `the ${count(job.total)} tasks that it has so far` : "its whole list";
-  const fields = OFFERED.map((option) => {
-    const node = optionField(option, { prefix: "duplicate-" });
-    node.querySelector("input").value = shownValue(option, options);
-    return node;
-  });
   const made = await ask({
     title: "Duplicate this job?",
     text: [
@@ -38,7 +28,7 @@ export async function duplicateJob(job) {
         `A new job runs ${tasks} with the same options. Headers and other secrets go along without being shown.`,
       ),
       field("duplicate-name", "Name", text("duplicate-name", { name: "name", maxlength: 200, value: job.name ?? "" })),
-      h("div", { class: "fields" }, fields),
+      h("div", { class: "fields" }, offeredFields("duplicate-", options)),
     ],
     action: "Duplicate",
     act: (form) => send("POST", `/v1/jobs/${job.id}/duplicate`, bodyOf(form, options), { key }),
@@ -49,10 +39,5 @@ export async function duplicateJob(job) {
 
 /** @param {FormData} form @param {Record<string, any>} options */
 function bodyOf(form, options) {
-  const typed = OFFERED.map((option) => /** @type {const} */ ([option, textOf(form, option.name)]));
-  const changed = typed.filter(([option, value]) => value !== shownValue(option, options));
-  return {
-    name: textOf(form, "name") || null,
-    options: Object.fromEntries(changed.map(([option, value]) => [option.name, valueOf(option, value)])),
-  };
+  return { name: textOf(form, "name") || null, options: offeredChanges(form, options) };
 }
