@@ -59,7 +59,7 @@ function drawSignIn(root, done) {
  */
 async function drawKeys(root, signal, until, redraw) {
   const none = h("div");
-  const summary = h("p", { class: "muted" }, "Administrator until ", moment(until));
+  const summary = h("p", { class: "muted" }, "This page closes ", moment(until));
   const tenant = text("tenant", { type: "search", placeholder: "all tenants", on: { change: () => attempt(reload) } });
   const pages = pager(() => load());
   const { node: list, rows } = table(
