@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.fleet_shapes import BreakersPage, LanesPage, WorkersShape
+from conveyor.api.schemas.job_shapes import ListedJob
+from conveyor.api.schemas.statistics_shapes import StatisticsShape
+from conveyor.api.schemas.task_shapes import TaskSearchPage
 from conveyor.coordination.breaker_states import BreakerState, breaker_key
 from conveyor.coordination.durations import count_durations
 from conveyor.coordination.history import MAX_MOMENTS, Moment, add_moment, history
@@ -59,7 +62,7 @@ async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) 
         clock.advance(10)
         await notifier.run_once()
     await count_durations(system.coordinator, job.run.run_id, [0.1] * 30 + [1.0] * 10)
-    found = await ask(server, f"/v1/jobs/{job.job_id}/statistics", shapes.StatisticsShape)
+    found = await ask(server, f"/v1/jobs/{job.job_id}/statistics", StatisticsShape)
     done = [each.succeeded + each.failed for each in found.samples]
     assert (done[0], done[-1], len(done)) == (0, 80, len(found.samples))
     assert done == sorted(done)
@@ -69,7 +72,7 @@ async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) 
     assert [(each.code, each.count) for each in found.errors] == [("http_500", 20)]
     assert [each.count for each in found.durations] == [30, 10]
     assert found.durations[0].seconds == pytest.approx(0.1, rel=0.1)
-    other = await ask(server, f"/v1/jobs/{job.job_id}/statistics?run=1", shapes.StatisticsShape)
+    other = await ask(server, f"/v1/jobs/{job.job_id}/statistics?run=1", StatisticsShape)
     assert other.run_id == job.run.run_id
     assert (await server.get(f"/v1/jobs/{job.job_id}/statistics?run=2")).status == 404
 
@@ -90,7 +93,7 @@ async def search(api: Api, job: Job, text: str, more: str = "") -> list[int]:
     indexes: list[int] = []
     cursor = ""
     while True:
-        found = await ask(api, f"/v1/jobs/{job.job_id}/search?limit=7&text={text}{more}{cursor}", shapes.TaskSearchPage)
+        found = await ask(api, f"/v1/jobs/{job.job_id}/search?limit=7&text={text}{more}{cursor}", TaskSearchPage)
         assert len(found.items) <= 7
         indexes += [task.index for task in found.items]
         if found.next_cursor is None:
@@ -118,7 +121,7 @@ async def test_search_finds_each_task_once(server: Api, shards: int) -> None:
 
 async def test_a_search_reads_so_much_and_no_more(server: Api) -> None:
     job = await started(server.system, 12_000)
-    found = await ask(server, f"/v1/jobs/{job.job_id}/search?text=nowhere", shapes.TaskSearchPage)
+    found = await ask(server, f"/v1/jobs/{job.job_id}/search?text=nowhere", TaskSearchPage)
     assert (found.items, found.read) == ([], 5000)
     assert found.next_cursor is not None
 
@@ -141,19 +144,19 @@ async def test_the_fleet_is_shown_as_one_tenant_may_see_it(server: Api, clock: J
         [Document(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))]
     )
 
-    breakers = await ask(server, "/v1/breakers", shapes.BreakersPage)
+    breakers = await ask(server, "/v1/breakers", BreakersPage)
     assert [(each.target, each.state, each.at_once) for each in breakers.items] == [
         ("back.example", "half_open", 8),
         ("down.example", "open", 1),
     ]
-    lanes = await ask(server, "/v1/lanes", shapes.LanesPage)
+    lanes = await ask(server, "/v1/lanes", LanesPage)
     assert [each.job_id for each in lanes.items] == sorted([job.job_id, paused.job_id], reverse=True)
     lane = next(each for each in lanes.items if each.job_id == job.job_id)
     assert (lane.running, lane.queue.ready, lane.queue.delayed, lane.recovery.ready) == (3, 1, 1, 0)
-    first = await ask(server, "/v1/lanes?limit=1", shapes.LanesPage)
-    rest = await ask(server, f"/v1/lanes?limit=1&cursor={first.next_cursor}", shapes.LanesPage)
+    first = await ask(server, "/v1/lanes?limit=1", LanesPage)
+    rest = await ask(server, f"/v1/lanes?limit=1&cursor={first.next_cursor}", LanesPage)
     assert ([*first.items, *rest.items], rest.next_cursor) == (lanes.items, None)
-    workers = await ask(server, "/v1/workers", shapes.WorkersShape)
+    workers = await ask(server, "/v1/workers", WorkersShape)
     assert (workers.alive, [each.job_id for each in workers.long_tasks[0].tasks]) == (1, [job.job_id])
 
 
@@ -189,7 +192,7 @@ async def test_the_stream_of_jobs_tells_of_what_changed(server: Api, clock: Jump
 
     found = await frames(server, 4, act)
     assert [event for event, _ in found] == ["job", "job", "job", "gone"]
-    shown = [msgspec.convert(data, shapes.ListedJob) for event, data in found if event == "job"]
+    shown = [msgspec.convert(data, ListedJob) for event, data in found if event == "job"]
     assert [job.id for job in shown] == [second.job_id, first.job_id, first.job_id]
     assert (shown[2].run.counts.succeeded, found[3][1]) == (2, {"id": second.job_id})
     assert "secret" not in json.dumps(found)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.export_shapes import ExportManifestShape, ExportShape
 from conveyor.engines.blobs import Presigned
 from conveyor.settings import Settings
 from tests.support.api import Answer, Api
@@ -50,13 +50,13 @@ async def test_the_whole_way(server: Api) -> None:
         asked = await server.post(f"/v1/jobs/{job_id}/exports", {})
         assert (asked.status, asked.headers["location"]) == (202, f"/v1/exports/{asked.json['id']}")
         assert (asked.json["state"], asked.json["parts"]) == ("queued", [])
-        shaped(asked.json, shapes.ExportShape)
+        shaped(asked.json, ExportShape)
 
         async def look() -> dict[str, Any]:
             return dict((await server.get(asked.headers["location"])).json)
 
         shown = await until(look, lambda seen: seen["state"] == "ready")
-    shaped(shown, shapes.ExportShape)
+    shaped(shown, ExportShape)
     assert shown["progress"]["tasks"] == shown["progress"]["total"] == 300
     assert shown["counts"] | {"body_bytes": 0} == {
         "tasks": 300, "pending": 0, "succeeded": 300, "failed": 0, "cancelled": 0, "bodies": 300, "body_bytes": 0,
@@ -105,7 +105,7 @@ async def test_parts_and_their_manifest(server: Api) -> None:
     assert len(shown["parts"]) > 1
     assert [part["name"] for part in shown["parts"]][:2] == [f"{job_id}-0001.jsonl.gz", f"{job_id}-0002.jsonl.gz"]
     manifest = (await server.get(f"/v1/exports/{shown['id']}/manifest")).json
-    shaped(manifest, shapes.ExportManifestShape)
+    shaped(manifest, ExportManifestShape)
     assert manifest["counts"]["tasks"] == sum(part["tasks"] for part in manifest["parts"]) == 3000
     for part, listed in zip(shown["parts"], manifest["parts"], strict=True):
         data = await server.get(part["url"])
@@ -142,7 +142,7 @@ async def test_under_a_key_it_is_made_once(server: Api) -> None:
     assert len(items) == 2
     assert first.json["id"] == items[0]["id"]
     for item in items:
-        shaped(item, shapes.ExportShape)
+        shaped(item, ExportShape)
     assert (await server.get(f"{path}?cursor=nonsense")).json["code"] == "bad_cursor"
 
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from conveyor.accept.answer import AcceptedView
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
+from conveyor.api.schemas.list_shapes import InvalidLinesPage
 from conveyor.model import TaskSeed, TenantId, task_id
 from conveyor.read import cursors
 from conveyor.settings import Settings
@@ -61,7 +62,7 @@ class TestWhatIsIngested:
         assert (answer.json["state"], answer.json["run"]["total"]) == ("ingesting", 0)
         assert answer.json["result_layout"] == "packed"
         shown = (await server.get(answer.headers["location"])).json
-        msgspec.convert(shown, shapes.JobShape)
+        msgspec.convert(shown, JobShape)
         assert shown["state"] == "ingesting"
         assert shown["ingest"]["tasks"] == 0
         for field, value in answer.json.items():
@@ -205,7 +206,7 @@ class TestRanges:
 
         async with working(server.system):
             shown = await until(look, lambda job: job["ingest"]["tasks"] and job["run"]["counts"]["succeeded"])
-            msgspec.convert(shown, shapes.JobShape)
+            msgspec.convert(shown, JobShape)
             assert (shown["state"], shown["eta"]) == ("ingesting", None)
             ingest = shown["ingest"]
             assert 0 < ingest["tasks"] < 1000
@@ -225,7 +226,7 @@ class TestInvalidLines:
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"], done["invalid_lines"]) == ("completed", 3, 3)
         page = (await server.get(f"/v1/jobs/{job_id}/invalid")).json
-        msgspec.convert(page, shapes.InvalidLinesPage)
+        msgspec.convert(page, InvalidLinesPage)
         assert [(item["line"], item["text"]) for item in page["items"]][:2] == [(3, lines[2]), (4, lines[3])]
         assert all(item["reason"] for item in page["items"])
         assert len(page["items"][2]["text"]) <= 200

@@ -15,8 +15,9 @@ from conveyor import faults
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
-from conveyor.api import schemas as shapes
 from conveyor.api.router import application
+from conveyor.api.schemas.job_shapes import JobShape, JobsPage
+from conveyor.api.schemas.task_shapes import EventsPage, ResultsPage
 from conveyor.clock import iso_text
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
 from conveyor.engines.tasks import TaskEvent
@@ -119,7 +120,7 @@ async def test_tasks_are_readable_at_once(server: Api) -> None:
     answer = await server.submit({"tasks": urls(5)})
     job = await stored(server.system, answer)
     page = (await server.get(f"/v1/jobs/{job.job_id}/results")).json
-    msgspec.convert(page, shapes.ResultsPage)
+    msgspec.convert(page, ResultsPage)
     expected = [task_id(job.run.run_id, index) for index in range(5)]
     assert [item["task_id"] for item in page["items"]] == expected
     assert {item["status"] for item in page["items"]} == {"pending"}
@@ -127,7 +128,7 @@ async def test_tasks_are_readable_at_once(server: Api) -> None:
     one = (await server.get(f"/v1/jobs/{job.job_id}/tasks/{expected[0]}")).json
     assert one == page["items"][0]
     events = (await server.get(f"/v1/jobs/{job.job_id}/events")).json
-    msgspec.convert(events, shapes.EventsPage)
+    msgspec.convert(events, EventsPage)
     assert [(event["event"], event["data"]) for event in events["items"]] == [("job.accepted", {"total": 5})]
 
 
@@ -176,7 +177,7 @@ async def test_jobs_are_listed_newest_first(server: Api, clock: JumpingClock) ->
     cursor = ""
     for _ in range(3):
         page = (await server.get(f"/v1/jobs?limit=2{cursor}")).json
-        msgspec.convert(page, shapes.JobsPage)
+        msgspec.convert(page, JobsPage)
         listed += [item["id"] for item in page["items"]]
         cursor = f"&cursor={page['next_cursor']}"
     assert page["next_cursor"] is None
@@ -194,7 +195,7 @@ async def test_jobs_are_searched_on_the_server(server: Api, clock: JumpingClock)
 
     async def found(query: str) -> list[str]:
         page = (await server.get(f"/v1/jobs?{query}")).json
-        msgspec.convert(page, shapes.JobsPage)
+        msgspec.convert(page, JobsPage)
         return [item["id"] for item in page["items"]]
 
     assert await found("text=pRICES%201") == [ids[5], ids[3], ids[1]]
@@ -239,7 +240,7 @@ async def test_results_in_pages_and_filters(server: Api) -> None:
     cursor = ""
     while True:
         page = (await server.get(f"{path}?limit=3{cursor}")).json
-        msgspec.convert(page, shapes.ResultsPage)
+        msgspec.convert(page, ResultsPage)
         walked += [item["task_id"] for item in page["items"]]
         if page["next_cursor"] is None:
             break
@@ -257,7 +258,7 @@ async def test_results_in_pages_and_filters(server: Api) -> None:
     [failed] = (await server.get(f"{path}?status=failed")).json["items"]
     assert failed["error"] == {"code": "http_500", "message": "the target answered 500"}
     shown = (await server.get(f"/v1/jobs/{job.job_id}")).json
-    msgspec.convert(shown, shapes.JobShape)
+    msgspec.convert(shown, JobShape)
     assert shown["state"] == "completed"
     assert shown["run"]["counts"] == {
         "pending": 0,
@@ -317,7 +318,7 @@ async def test_the_events_of_one_task(server: Api) -> None:
     await server.system.tasks.note(job.key, noted)
     path = f"/v1/jobs/{job.job_id}/events?task={task_id(job.run.run_id, 0)}"
     first = (await server.get(f"{path}&limit=1")).json
-    msgspec.convert(first, shapes.EventsPage)
+    msgspec.convert(first, EventsPage)
     rest = (await server.get(f"{path}&cursor={first['next_cursor']}")).json
     items = first["items"] + rest["items"]
     assert [(item["index"], item["event"], item["data"]) for item in items] == [

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor import faults
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.key_shapes import KeyShape, NewKeyShape, TenantShape
 from conveyor.auth.keys import is_usable, revoke
 from conveyor.engines.records import AccessRecords
 from conveyor.errors import LastAdminKey
@@ -29,13 +29,13 @@ async def admin(server: Api) -> Api:
 async def test_a_key_is_made_used_and_revoked(admin: Api, clock: JumpingClock) -> None:
     made = await admin.post("/v1/keys", {"tenant": "newcomer", "name": "for CI"})
     assert made.status == 201
-    msgspec.convert(made.json, shapes.NewKeyShape)
+    msgspec.convert(made.json, NewKeyShape)
     assert made.json["tenant"] == "newcomer"
     user = Api(admin.url, admin.system, made.json["key"], admin._client)
     assert (await user.submit({"tasks": ["http://example.com/"]})).status == 201
     assert (await user.get("/v1/keys")).status == 403
     [item] = (await admin.get("/v1/keys?tenant=newcomer")).json["items"]
-    msgspec.convert(item, shapes.KeyShape)
+    msgspec.convert(item, KeyShape)
     assert (item["key_id"], item["name"], item["admin"], item["revoked_at"]) == (
         made.json["key_id"],
         "for CI",
@@ -59,7 +59,7 @@ async def test_tenants_are_those_of_the_keys(admin: Api, clock: JumpingClock) ->
     for limit in (1, 2, 100):
         items = await all_items(admin, "/v1/tenants", limit)
         for item in items:
-            msgspec.convert(item, shapes.TenantShape)
+            msgspec.convert(item, TenantShape)
         found = {item["tenant"]: (item["active_keys"], item["keys"]) for item in items}
         assert list(found) == sorted(found)
         assert (found["first"], found["second"]) == ((1, 1), (1, 2))

@@ -11,7 +11,7 @@ import pytest
 
 from conveyor import faults
 from conveyor.accept.add_tasks import BatchView
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.model import TenantId
 from conveyor.settings import Settings
 from tests.support.api import Answer, Api
@@ -65,7 +65,7 @@ class TestBatches:
             view = msgspec.json.decode(answer.body, type=BatchView)
             assert (view.count, view.last_batch, view.batch_id[:6]) == (3, False, "batch_")
             shown = await until(lambda: show(server, job_id), lambda job: job["run"]["counts"]["succeeded"] == 3)
-            msgspec.convert(shown, shapes.JobShape)
+            msgspec.convert(shown, JobShape)
             assert (shown["state"], shown["run"]["total"], shown["eta"]) == ("ingesting", 3, None)
             assert (await add(server, job_id, urls(2, "y"), last=True)).json["last_batch"] is True
             done = await ended(server, job_id)
@@ -163,7 +163,7 @@ class TestClosing:
         await add(server, job_id, urls(2))
         closed = await server.post(f"/v1/jobs/{job_id}/close", {})
         assert closed.status == 200
-        msgspec.convert(closed.json, shapes.JobShape)
+        msgspec.convert(closed.json, JobShape)
         assert refusal(await add(server, job_id, urls(1), key="k")) == (409, "job_closed")
         again = await server.post(f"/v1/jobs/{job_id}/close")
         assert again.status == 200

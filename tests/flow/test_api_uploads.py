@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
 from conveyor.api.request_bodies import pieces
+from conveyor.api.schemas.list_shapes import UploadShape
 from conveyor.auth.signing import signing_key
 from conveyor.errors import BadInput, InvalidSetting
 from conveyor.lists.uploads import UploadView
@@ -62,7 +62,7 @@ class TestPromise:
         assert re.fullmatch(r"[0-9a-f]{64}", view.url.rpartition("=")[2])
         assert (view.method, view.headers["X-Content-Sha256"]) == ("PUT", digest(LIST))
         shown = (await server.get(f"/v1/uploads/{view.upload_id}")).json
-        msgspec.convert(shown, shapes.UploadShape)
+        msgspec.convert(shown, UploadShape)
         assert shown == {
             "upload_id": view.upload_id,
             "size": len(LIST),

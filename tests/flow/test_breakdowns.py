@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.breakdown_shapes import ErrorGroups, RunHosts
+from conveyor.api.schemas.fleet_shapes import LoadShape
+from conveyor.api.schemas.statistics_shapes import StatisticsShape
 from conveyor.coordination.breaker_states import KEY, BreakerState, breaker_key
 from conveyor.jobs.breakdowns import BREAKDOWN, SMALL_RUN
 from conveyor.jobs.load_history import MAX_HOURS, MAX_MINUTES, LoadHistory, LoadPoint, load_history
@@ -66,7 +68,7 @@ async def check(api: Api, job_id: str, count: int, is_exact: bool) -> None:
     """Errors, hosts, series and counts tell the same."""
     gone = len(range(0, count, 10))
     busy = [number for number in range(count) if number % 7 == 1 and number % 10]
-    errors = await ask(api, f"/v1/jobs/{job_id}/errors", shapes.ErrorGroups)
+    errors = await ask(api, f"/v1/jobs/{job_id}/errors", ErrorGroups)
     assert (errors.is_exact, errors.failed, errors.retried) == (is_exact, gone, len(busy))
     first, *others = errors.items
     assert (first.code, first.host, first.failed, first.retried) == ("http_404", "gone.example", gone, 0)
@@ -78,7 +80,7 @@ async def check(api: Api, job_id: str, count: int, is_exact: bool) -> None:
         ("http_503", "even.example", 0),
         ("http_503", "odd.example", 0),
     }
-    hosts = await ask(api, f"/v1/jobs/{job_id}/hosts", shapes.RunHosts)
+    hosts = await ask(api, f"/v1/jobs/{job_id}/hosts", RunHosts)
     assert (hosts.is_exact, hosts.other) == (is_exact, None)
     found = {host.host: host for host in hosts.items}
     assert (found["gone.example"].failed, found["gone.example"].succeeded) == (gone, 0)
@@ -105,7 +107,7 @@ async def test_a_large_run_is_told_by_what_workers_collected(settings: Settings,
     async with open_system(settings, clock) as system, serving(system) as server:
         await check(server, job_id, LARGE, is_exact=False)
         # The coordinator of the embedded system is gone with its process.
-        statistics = await ask(server, f"/v1/jobs/{job_id}/statistics", shapes.StatisticsShape)
+        statistics = await ask(server, f"/v1/jobs/{job_id}/statistics", StatisticsShape)
         sums = [
             sum(getattr(each, name) for each in statistics.series.items) for name in ("succeeded", "failed", "retried")
         ]
@@ -122,9 +124,9 @@ async def test_a_group_is_rerun(server: Api) -> None:
         assert (await server.post(f"/v1/jobs/{job_id}/rerun", {"select": select})).status == 202
         shown = await ended(server, job_id)
         assert (shown["run"]["number"], shown["run"]["total"]) == (2, 6)
-        again = await ask(server, f"/v1/jobs/{job_id}/errors", shapes.ErrorGroups)
+        again = await ask(server, f"/v1/jobs/{job_id}/errors", ErrorGroups)
         assert (again.run_id, again.failed) == (shown["run"]["id"], 6)
-        before = await ask(server, f"/v1/jobs/{job_id}/errors?run=1", shapes.ErrorGroups)
+        before = await ask(server, f"/v1/jobs/{job_id}/errors?run=1", ErrorGroups)
         assert (before.failed, before.run_id == again.run_id) == (6, False)
         assert (await server.get(f"/v1/jobs/{job_id}/hosts?run=9")).status == 404
 
@@ -136,7 +138,7 @@ async def test_tasks_without_a_known_host_are_counted(server: Api) -> None:
     stored = await document(server.system, job_id)
     assert stored is not None
     assert await server.system.records.documents.remove_document(stored)
-    errors = await ask(server, f"/v1/jobs/{job_id}/errors", shapes.ErrorGroups)
+    errors = await ask(server, f"/v1/jobs/{job_id}/errors", ErrorGroups)
     (group,) = errors.items
     assert (group.code, group.host, group.is_other, group.failed) == ("http_404", None, True, LARGE // 10)
     assert errors.failed == LARGE // 10
@@ -149,7 +151,7 @@ async def test_a_host_shows_its_breaker(server: Api) -> None:
     state = BreakerState(now, now + 60, runs=(RunId("run_x"),), error="timeout")
     key = breaker_key(ACME, "http://even.example")
     await server.system.coordinator.cache(KEY, msgspec.json.encode({key: state}), 60.0)
-    hosts = await ask(server, f"/v1/jobs/{job_id}/hosts", shapes.RunHosts)
+    hosts = await ask(server, f"/v1/jobs/{job_id}/hosts", RunHosts)
     breakers = {host.host: host.breaker for host in hosts.items}
     assert breakers["odd.example"] is None
     found = breakers["even.example"]
@@ -169,9 +171,9 @@ async def test_the_load_of_all_jobs_is_kept(system: System, clock: JumpingClock)
             job_ids = [await run(server, 100), await run(server, 40)]
             sampler = Sampler(system)
 
-            async def look() -> shapes.LoadShape:
+            async def look() -> LoadShape:
                 await sampler.tick()
-                return await ask(server, "/v1/load", shapes.LoadShape)
+                return await ask(server, "/v1/load", LoadShape)
 
             load = await until(look, lambda load: sum(item.succeeded for item in load.minutes.items) >= 126)
         counts = [(await server.get(f"/v1/jobs/{job_id}")).json["counts"] for job_id in job_ids]

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.fleet_shapes import BreakersPage, ResetBreaker, ResetBreakers
 from conveyor.coordination.breaker_states import BreakerState, breaker_key, list_breakers
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.model import JobId, RunId
@@ -41,14 +41,14 @@ async def open_breakers(api: Api, clock: JumpingClock, *keys: str, runs: tuple[R
 async def targets(api: Api, query: str = "") -> list[str]:
     answer = await api.get(f"/v1/breakers{query}")
     assert answer.status == 200, answer.body
-    page = msgspec.convert(answer.json, shapes.BreakersPage)
+    page = msgspec.convert(answer.json, BreakersPage)
     return [f"{each.tenant} {each.target}" for each in page.items]
 
 
 async def test_a_breaker_is_listed_and_reset(server: Api, clock: JumpingClock) -> None:
     job_id, run_id = await submit(server)
     await open_breakers(server, clock, breaker_key(ACME, HOST), breaker_key(ACME, "upstream:erp"), runs=(run_id,))
-    (first, _) = msgspec.convert((await server.get("/v1/breakers")).json, shapes.BreakersPage).items
+    (first, _) = msgspec.convert((await server.get("/v1/breakers")).json, BreakersPage).items
     assert (first.target, first.state, first.error, first.times, first.runs) == (HOST, "open", "timeout", 2, [run_id])
     wait = Wait("breaker", "waiting", None, HOST)
     await publish_wait(server.system.coordinator, run_id, wait, 60.0)
@@ -61,7 +61,7 @@ async def test_a_breaker_is_listed_and_reset(server: Api, clock: JumpingClock) -
     assert shown["reason"] == shown["waiting"]["detail"]
     answer = await server.post("/v1/breakers/reset", {"targets": [HOST, "https://unknown.example"]})
     assert answer.status == 200
-    assert msgspec.convert(answer.json, shapes.ResetBreakers).reset == [shapes.ResetBreaker(ACME, HOST)]
+    assert msgspec.convert(answer.json, ResetBreakers).reset == [ResetBreaker(ACME, HOST)]
     clock.advance(2)
     assert (await server.get(f"/v1/jobs/{job_id}")).json["waiting"] is None
     assert await targets(server) == ["acme upstream:erp"]

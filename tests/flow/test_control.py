@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.accept.control import Control
 from conveyor.accept.option_changes import change_options
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.engines.queue import CONTROL, run_queue
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, JobId, TaskRef, TenantId
@@ -36,7 +36,7 @@ async def move(api: Api, job_id: str, how: str) -> Answer:
 async def moved(api: Api, job_id: str, how: str) -> dict[str, Any]:
     answer = await move(api, job_id, how)
     assert answer.status == 200, answer.body
-    msgspec.convert(answer.json, shapes.JobShape)
+    msgspec.convert(answer.json, JobShape)
     shown: dict[str, Any] = answer.json
     return shown
 
@@ -230,7 +230,7 @@ class TestChanges:
         job_id = await submit(server, 3, concurrency=4, rate_per_host=2, headers={"X-A": "sesame"})
         answer = await patch(server, job_id, concurrency=9, rate_per_host=None, failure_threshold={"failed": 5})
         assert answer.status == 200, answer.body
-        msgspec.convert(answer.json, shapes.JobShape)
+        msgspec.convert(answer.json, JobShape)
         assert answer.json["options"]["concurrency"] == 9
         assert "rate_per_host" not in answer.json["options"]
         assert answer.json["options"]["failure_threshold"]["failed"] == 5

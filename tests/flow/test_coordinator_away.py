@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.coordination import fail_open, own_counts
 from conveyor.errors import EngineFailed, QuotaExceeded
 from conveyor.jobs.admission import Admission
@@ -92,7 +92,7 @@ async def test_every_read_is_answered(server: Api, clock: JumpingClock, how: str
     }
     assert {each: answer.status for each, answer in answers.items() if answer.status != 200} == {}
     shown = answers[path].json
-    msgspec.convert(shown, shapes.JobShape)
+    msgspec.convert(shown, JobShape)
     assert (shown["state"], shown["total"], shown["counts"]["pending"]) == ("running", TASKS, TASKS)
     assert (shown["counts"]["running"], shown["waiting"], shown["task_time"]) == (0, None, None)
     assert answers["/v1/workers"].json["alive"] == 0

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.dead_letter_shapes import DeadLettersPage
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.jobs.chunks import encode
 from conveyor.lifecycle import Lifecycle
@@ -71,7 +71,7 @@ class TestListing:
             job_id, _ = await without_list(server, text(3))
             done = await ended(server, job_id)
             page = await until(lambda: server.get("/v1/dead-letters"), lambda answer: answer.json["items"])
-        msgspec.convert(page.json, shapes.DeadLettersPage)
+        msgspec.convert(page.json, DeadLettersPage)
         [letter] = page.json["items"]
         assert (letter["job_id"], letter["run_id"], letter["queue"]) == (job_id, done["run"]["id"], "control")
         assert letter["reason"] == done["reason"]

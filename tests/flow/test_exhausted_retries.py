@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from conveyor.accept import redrive as redrive_module
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.dead_letter_shapes import DeadLettersPage
 from conveyor.jobs.dead_lettered_tasks import DEAD_LETTERS
 from conveyor.model import Job, TenantId
 from conveyor.recover.sampler import Sampler
@@ -84,7 +84,7 @@ class TestParking:
         job = await run_once(server)
         assert (job["state"], job["run"]["counts"]["failed"]) == ("completed", 4)
         page = await server.get("/v1/dead-letters")
-        msgspec.convert(page.json, shapes.DeadLettersPage)
+        msgspec.convert(page.json, DeadLettersPage)
         found = {letter["index"]: letter for letter in page.json["items"]}
         assert {index: letter["error_code"] for index, letter in found.items()} == {
             1: "http_503",

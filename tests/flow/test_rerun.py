@@ -11,7 +11,8 @@ import pytest
 from conveyor import faults
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.rerun import Rerun, RerunSpec, Selection
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape, JobsPage
+from conveyor.api.schemas.task_shapes import TaskSearchPage
 from conveyor.engines.queue import CONTROL
 from conveyor.errors import ConveyorError
 from conveyor.jobs.idempotency import IdempotentRequest
@@ -121,7 +122,7 @@ async def test_what_failed_is_run_again(server: Api) -> None:
         )
         assert answer.headers["location"] == f"/v1/jobs/{job_id}"
         done = await ended(server, job_id)
-        msgspec.convert(done, shapes.JobShape)
+        msgspec.convert(done, JobShape)
     assert (done["state"], done["run"]["id"], done["run"]["number"]) == ("completed", accepted.run.id, 2)
     assert done["run"]["counts"] == {
         "pending": 0,
@@ -264,7 +265,7 @@ async def test_two_runs_are_compared(server: Api, monkeypatch: pytest.MonkeyPatc
         assert [item["index"] for item in found] == expected
         assert {item["status"] for item in found} == {"succeeded" if change == "fixed" else "failed"}
         first = (await server.get(f"/v1/jobs/{job_id}/comparison?with=1&run=2&limit=2&change={change}")).json
-        msgspec.convert(first, shapes.TaskSearchPage)
+        msgspec.convert(first, TaskSearchPage)
         assert [item["index"] for item in first["items"]] == expected[:2]
     for query, status in {
         "with=1&change=x": 400,
@@ -388,7 +389,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
     assert third["runs"][2] == first["run"]
     assert third["run"]["lineage"]["parent"] == second["run"]["id"]
     listed = (await server.get("/v1/jobs")).json
-    msgspec.convert(listed, shapes.JobsPage)
+    msgspec.convert(listed, JobsPage)
     assert listed["items"][0]["run"] == third["run"]
     events = await all_items(server, f"/v1/jobs/{job_id}/events")
     added = [event for event in events if event["event"] == "run.added"]

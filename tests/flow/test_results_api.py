@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.task_shapes import ResultsPage, TaskShape
 from conveyor.client import AsyncClient
 from conveyor.engines.blobs import Presigned
 from conveyor.engines.sqlite import tasks as sqlite_tasks
@@ -147,7 +147,7 @@ class TestListOrder:
         cursor: str | None = ""
         while cursor is not None:
             page = (await api.get(f"{path}&limit=7" + (f"&cursor={cursor}" if cursor else ""))).json
-            msgspec.convert(page, shapes.ResultsPage)
+            msgspec.convert(page, ResultsPage)
             assert page["order"] == "index"
             found += [item["index"] for item in page["items"]]
             cursor = page["next_cursor"]
@@ -213,7 +213,7 @@ class TestLines:
         job_id = await ran(server, 100)
         found = await lines(server, job_id)
         for item in found:
-            msgspec.convert(item, shapes.TaskShape)
+            msgspec.convert(item, TaskShape)
         paged = await all_items(server, f"/v1/jobs/{job_id}/results")
         for item in (*found, *paged):
             # A link is signed anew for each answer, until a later second.

@@ -29,7 +29,7 @@ from conveyor.accept.schedules import (
     ScheduleSpec,
     schedule_of,
 )
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.schedule_shapes import ScheduleDetail
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
@@ -318,7 +318,7 @@ class TestFiring:
         await server.post(f"/v1/jobs/{there.job_id}/cancel", {})
         assert (await server.request("DELETE", f"/v1/jobs/{gone.job_id}")).status in (202, 204)
         found = await shown(server, schedule["id"])
-        msgspec.convert(found, shapes.ScheduleDetail)
+        msgspec.convert(found, ScheduleDetail)
         job = (await server.get(f"/v1/jobs/{there.job_id}")).json
         expected = {name: job[name] for name in ("name", "state", "total", "counts")}
         assert [fire["outcome"] for fire in found["fires"]] == [None, expected]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from conveyor.accept.answer import AcceptedView
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.lists.small_list import EXPANSION
 from conveyor.settings import Settings
 from tests.support.api import Answer, Api
@@ -49,7 +49,7 @@ async def check_whole(api: Api, answer: Answer, tasks: dict[int, Any]) -> dict[s
     items = await all_items(api, f"/v1/jobs/{job_id}/results")
     assert {item["index"]: item["input"] for item in items} == tasks
     shown = (await api.get(f"/v1/jobs/{job_id}")).json
-    msgspec.convert(shown, shapes.JobShape)
+    msgspec.convert(shown, JobShape)
     assert (shown["state"], shown["ingest"]) == ("running", None)
     async with working(api.system):
         done = await ended(api, job_id)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.coordination.durations import TaskTime, count_durations, task_time
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.errors import EngineFailed
@@ -42,7 +42,7 @@ async def job_of(api: Api, job_id: str) -> Job:
 async def status(api: Api, job_id: str, query: str = "") -> dict[str, Any]:
     answer = await api.get(f"/v1/jobs/{job_id}{query}")
     assert answer.status == 200, answer.body
-    msgspec.convert(answer.json, shapes.JobShape)
+    msgspec.convert(answer.json, JobShape)
     shown: dict[str, Any] = answer.json
     return shown
 

@@ -5,7 +5,9 @@ from typing import TypeVar
 
 import msgspec
 
-from conveyor.api import schemas as shapes
+from conveyor.api.schemas.fleet_shapes import BreakersPage, LanesPage, WorkersShape
+from conveyor.api.schemas.statistics_shapes import StatisticsShape
+from conveyor.api.schemas.task_shapes import TaskSearchPage
 from tests.support.api import Api
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -30,16 +32,16 @@ async def test_the_dashboard_is_served_on_every_stack(api: Api, stack: str) -> N
         while state != "completed":
             await asyncio.sleep(0.05)
             state = (await api.get(f"/v1/jobs/{job_id}", auth=False, headers=cookie)).json["state"]
-    statistics = await shown(api, f"/v1/jobs/{job_id}/statistics", shapes.StatisticsShape)
+    statistics = await shown(api, f"/v1/jobs/{job_id}/statistics", StatisticsShape)
     assert (statistics.samples[-1].failed, statistics.errors[0].code) == (40, "handler_raised")
-    found = await shown(api, f"/v1/jobs/{job_id}/search?text=3&status=failed", shapes.TaskSearchPage)
+    found = await shown(api, f"/v1/jobs/{job_id}/search?text=3&status=failed", TaskSearchPage)
     assert found.items[0].index == 3
     assert sorted(task.index for task in found.items) == [3, 13, 23, *range(30, 40)]
-    assert (await shown(api, "/v1/workers", shapes.WorkersShape)).alive == 1
-    assert (await shown(api, "/v1/breakers", shapes.BreakersPage)).items == []
-    assert (await shown(api, "/v1/lanes", shapes.LanesPage)).items == []
+    assert (await shown(api, "/v1/workers", WorkersShape)).alive == 1
+    assert (await shown(api, "/v1/breakers", BreakersPage)).items == []
+    assert (await shown(api, "/v1/lanes", LanesPage)).items == []
     await api.submit({"mode": "open"})
-    lanes = await shown(api, "/v1/lanes", shapes.LanesPage)
+    lanes = await shown(api, "/v1/lanes", LanesPage)
     assert [(lane.state, lane.queue.ready) for lane in lanes.items] == [("ingesting", 0)]
 
     out = await api.request("DELETE", "/v1/session", auth=False, headers={**cookie, **proof})

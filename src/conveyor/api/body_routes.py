@@ -7,7 +7,6 @@ from litestar import Response, get, head
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from conveyor.api import schemas as shapes
 from conveyor.api.content_codings import sends_gzip
 from conveyor.api.dependencies import (
     ApiRequest,
@@ -18,6 +17,7 @@ from conveyor.api.dependencies import (
     requested_range,
     stream,
 )
+from conveyor.api.response_specs import problems
 from conveyor.auth.body_links import BODY, EXTRACTED, check_body_link
 from conveyor.jobs.body_coding import gzip_length, stored_as
 from conveyor.model import BodyRef, Task, TenantId
@@ -38,7 +38,7 @@ Signature = Annotated[str, QueryParameter(description="The signature of the link
     "/jobs/{job_id:str}/tasks/{task_id:str}/body",
     summary="Get a task's result body",
     media_type="application/octet-stream",
-    responses=shapes.problems(404, 416),
+    responses=problems(404, 416),
 )
 async def get_body(
     request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
@@ -61,7 +61,7 @@ async def describe_body(
     "/bodies/{job_id:str}/{task_id:str}",
     summary="Get a task's result body by its link",
     media_type="application/octet-stream",
-    responses=shapes.problems(403, 404, 416, key=False),
+    responses=problems(403, 404, 416, key=False),
     security=[],
 )
 async def get_linked_body(
@@ -97,7 +97,7 @@ async def describe_linked_body(
     "/jobs/{job_id:str}/tasks/{task_id:str}/extracted",
     summary="Get what was extracted for a task",
     media_type="application/octet-stream",
-    responses=shapes.problems(404, 416),
+    responses=problems(404, 416),
 )
 async def get_extracted(
     request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
@@ -112,7 +112,7 @@ async def get_extracted(
     "/extracted/{job_id:str}/{task_id:str}",
     summary="Get what was extracted for a task by its link",
     media_type="application/octet-stream",
-    responses=shapes.problems(403, 404, 416, key=False),
+    responses=problems(403, 404, 416, key=False),
     security=[],
 )
 async def get_linked_extracted(

@@ -5,8 +5,9 @@ from typing import Annotated
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers
+from conveyor.api.schemas.breakdown_shapes import ErrorGroups, RunHosts
 from conveyor.engines.records import Records
 from conveyor.model import Job, Run
 from conveyor.read.breakdown_views import errors_json, run_hosts_json
@@ -18,7 +19,7 @@ OneRun = Annotated[str, QueryParameter(name="run", description="The id or number
 @get(
     "/jobs/{job_id:str}/errors",
     summary="List errors by host",
-    responses=shapes.answers(shapes.ErrorGroups, 400, 404),
+    responses=answers(ErrorGroups, 400, 404),
 )
 async def list_errors(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, run: OneRun = LATEST
@@ -32,7 +33,7 @@ async def list_errors(
 @get(
     "/jobs/{job_id:str}/hosts",
     summary="List the hosts of a run",
-    responses=shapes.answers(shapes.RunHosts, 400, 404),
+    responses=answers(RunHosts, 400, 404),
 )
 async def list_run_hosts(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, run: OneRun = LATEST

@@ -3,8 +3,9 @@
 from litestar import Response, get
 from litestar.params import FromPath
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers
+from conveyor.api.schemas.callback_shapes import CallbacksPage
 from conveyor.jobs.callbacks import callback_json
 from conveyor.notify.callback_answers import callbacks_of
 
@@ -12,7 +13,7 @@ from conveyor.notify.callback_answers import callbacks_of
 @get(
     "/jobs/{job_id:str}/callbacks",
     summary="List a job's callbacks",
-    responses=shapes.answers(shapes.CallbacksPage, 400, 404),
+    responses=answers(CallbacksPage, 400, 404),
 )
 async def list_callbacks(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """State machines that wait with a task token for the job to finish: the status of each callback, its last

@@ -5,9 +5,10 @@ from typing import Annotated
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers
 from conveyor.api.result_routes import tasks_json
+from conveyor.api.schemas.task_shapes import TaskSearchPage
 from conveyor.errors import InvalidField
 from conveyor.read.listing import order_of
 from conveyor.read.run_comparison import Change, compared_page
@@ -23,7 +24,7 @@ HowChanged = Annotated[str, QueryParameter(description=f"One of {_CHANGES}.")]
 @get(
     "/jobs/{job_id:str}/comparison",
     summary="Compare two runs",
-    responses=shapes.answers(shapes.TaskSearchPage, 400, 404),
+    responses=answers(TaskSearchPage, 400, 404),
 )
 async def compare_runs(
     job_id: FromPath[str],

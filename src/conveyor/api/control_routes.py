@@ -10,15 +10,16 @@ from conveyor.accept.control import Control
 from conveyor.accept.duplicate import Duplicate, DuplicateSpec
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed_optional, read_optional
 from conveyor.api.dependencies import ApiRequest, SubmitPart, SystemPart, TenantPart, answer, find_job
 from conveyor.api.job_routes import full_job_json
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.job_shapes import JobShape
 from conveyor.errors import NotFound
 from conveyor.model import Job, TenantId
 from conveyor.system import System
 
-_RESPONSES = shapes.answers(shapes.JobShape, 400, 404, 409)
+_RESPONSES = answers(JobShape, 400, 404, 409)
 _takes_nothing = operations.takes(operations.Nothing, required=False)
 
 
@@ -27,7 +28,7 @@ _takes_nothing = operations.takes(operations.Nothing, required=False)
     summary="Rerun tasks",
     status_code=202,
     operation_class=operations.takes(RerunSpec, operations.IDEMPOTENCY_KEY, required=False),
-    responses={**shapes.shaped(AcceptedView, 202), **shapes.problems(400, 404, 409, 415, 429, 503)},
+    responses={**shaped(AcceptedView, 202), **problems(400, 404, 409, 415, 429, 503)},
 )
 async def rerun_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
@@ -44,7 +45,7 @@ async def rerun_job(
     "/jobs/{job_id:str}/duplicate",
     summary="Duplicate a job",
     operation_class=operations.takes(DuplicateSpec, operations.IDEMPOTENCY_KEY, required=False),
-    responses={**shapes.shaped(AcceptedView, 201, 202), **shapes.problems(400, 403, 404, 409, 413, 415, 429, 503)},
+    responses={**shaped(AcceptedView, 201, 202), **problems(400, 403, 404, 409, 413, 415, 429, 503)},
 )
 async def duplicate_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, submit: SubmitPart, tenant: TenantPart
@@ -102,7 +103,7 @@ async def resume_job(
     return await _control(request, system, tenant, job_id, Control(system).resume)
 
 
-@delete("/jobs/{job_id:str}", summary="Delete a job", responses=shapes.problems(404))
+@delete("/jobs/{job_id:str}", summary="Delete a job", responses=problems(404))
 async def delete_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> None:
     """The job disappears at once, and its running tasks stop; its rows and bodies are purged soon after."""
     job = await find_job(system.records, tenant, job_id)

@@ -8,9 +8,10 @@ from litestar.params import QueryParameter
 
 from conveyor.accept.redrive import Redriven, redrive, redrive_all
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_spec
 from conveyor.api.dependencies import MAX_LIMIT, ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.dead_letter_shapes import DeadLettersPage
 from conveyor.errors import InvalidField
 from conveyor.jobs.dead_lettered_tasks import DeadLetterFilter
 from conveyor.model import TenantId
@@ -34,7 +35,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.DeadLettersPage, 400, 404))
+@get("/dead-letters", summary="List dead letters", responses=answers(DeadLettersPage, 400, 404))
 async def list_letters(
     system: SystemPart,
     tenant: TenantPart,
@@ -55,7 +56,7 @@ async def list_letters(
     summary="Redrive dead letters",
     status_code=200,
     operation_class=operations.takes(RedriveSpec),
-    responses={**shapes.shaped(Redriven), **shapes.problems(400, 404, 409, 413, 415)},
+    responses={**shaped(Redriven), **problems(400, 404, 409, 413, 415)},
 )
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Requeues messages, resumes failed ingests, and reruns dead-lettered tasks: `redrive` of each says which. Takes

@@ -5,8 +5,9 @@ from typing import Annotated
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers
+from conveyor.api.schemas.task_shapes import EventsPage
 from conveyor.model import EventRecord, Job, Page
 from conveyor.read.event_pages import event_json, task_events
 from conveyor.read.runs import locate_task
@@ -17,7 +18,7 @@ OfTask = Annotated[
 ]
 
 
-@get("/jobs/{job_id:str}/events", summary="List events", responses=shapes.answers(shapes.EventsPage, 400, 404))
+@get("/jobs/{job_id:str}/events", summary="List events", responses=answers(EventsPage, 400, 404))
 async def list_events(
     job_id: FromPath[str],
     system: SystemPart,

@@ -7,7 +7,6 @@ from litestar.params import FromPath
 from litestar.response import Stream
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed
 from conveyor.api.dependencies import (
     ApiRequest,
@@ -22,6 +21,8 @@ from conveyor.api.dependencies import (
     requested_range,
     stream,
 )
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.export_shapes import ExportManifestShape, ExportShape, ExportsPage
 from conveyor.errors import Conflict, NotFound
 from conveyor.export.exports import ExportState, StoredExport, export_json, manifest_json, part_name, part_range
 from conveyor.export.request import ExportSpec, media_type_of
@@ -33,7 +34,7 @@ from conveyor.system import System
     summary="Create an export",
     status_code=202,
     operation_class=operations.takes(ExportSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(shapes.ExportShape, 202), **shapes.problems(400, 404, 409, 413, 415)},
+    responses={**shaped(ExportShape, 202), **problems(400, 404, 409, 413, 415)},
 )
 async def create_export(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
@@ -51,7 +52,7 @@ async def create_export(
 @get(
     "/jobs/{job_id:str}/exports",
     summary="List a job's exports",
-    responses=shapes.answers(shapes.ExportsPage, 400, 404),
+    responses=answers(ExportsPage, 400, 404),
 )
 async def list_exports(
     job_id: FromPath[str],
@@ -68,7 +69,7 @@ async def list_exports(
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
-@get("/exports/{export_id:str}", summary="Show an export", responses=shapes.answers(shapes.ExportShape, 404))
+@get("/exports/{export_id:str}", summary="Show an export", responses=answers(ExportShape, 404))
 async def show_export(
     export_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
 ) -> Response[bytes]:
@@ -77,7 +78,7 @@ async def show_export(
     return answer(await _shown(system, await exports.find(tenant, export_id)))
 
 
-@delete("/exports/{export_id:str}", summary="Delete an export", responses=shapes.problems(404))
+@delete("/exports/{export_id:str}", summary="Delete an export", responses=problems(404))
 async def delete_export(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> None:
     """The export disappears at once, and stops if it is in progress. Its files are purged soon after."""
     await exports.delete(tenant, export_id)
@@ -86,7 +87,7 @@ async def delete_export(export_id: FromPath[str], tenant: TenantPart, exports: E
 @get(
     "/exports/{export_id:str}/manifest",
     summary="Get an export's manifest",
-    responses=shapes.answers(shapes.ExportManifestShape, 404, 409),
+    responses=answers(ExportManifestShape, 404, 409),
 )
 async def get_manifest(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> Response[bytes]:
     """The parts of a finished export, with counts and sha256."""
@@ -99,7 +100,7 @@ async def get_manifest(export_id: FromPath[str], tenant: TenantPart, exports: Ex
 @get(
     "/exports/{export_id:str}/parts/{number:int}",
     summary="Download a part of an export",
-    responses=shapes.problems(404, 416),
+    responses=problems(404, 416),
 )
 async def get_part(
     request: ApiRequest,

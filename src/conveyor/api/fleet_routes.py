@@ -7,9 +7,10 @@ from litestar import Response, get, post
 from litestar.params import QueryParameter
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_optional
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer, check_job_cursor
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.fleet_shapes import BreakersPage, HostsPage, LanesPage, LoadShape, ResetBreakers, WorkersShape
 from conveyor.coordination.breaker_states import reset_breakers as close_breakers
 from conveyor.errors import Forbidden
 from conveyor.model import TenantId
@@ -27,7 +28,7 @@ class ResetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all_tenants: bool = False
 
 
-@get("/breakers", summary="List breakers", responses=shapes.answers(shapes.BreakersPage, 403))
+@get("/breakers", summary="List breakers", responses=answers(BreakersPage, 403))
 async def list_breakers(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, all_tenants: AllTenants = False
 ) -> Response[bytes]:
@@ -41,7 +42,7 @@ async def list_breakers(
     summary="Reset breakers",
     status_code=200,
     operation_class=operations.takes(ResetSpec, required=False),
-    responses={**shapes.shaped(shapes.ResetBreakers), **shapes.problems(400, 403, 413, 415, 503)},
+    responses={**shaped(ResetBreakers), **problems(400, 403, 413, 415, 503)},
 )
 async def reset_breakers(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Closes breakers whose targets are back. Tasks that wait for them start at once; failures before the reset no
@@ -61,21 +62,21 @@ def _owner(request: ApiRequest, tenant: TenantId, all_tenants: bool) -> TenantId
     return None
 
 
-@get("/hosts", summary="List hosts", responses=shapes.answers(shapes.HostsPage))
+@get("/hosts", summary="List hosts", responses=answers(HostsPage))
 async def list_hosts(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """The pace of the hosts that jobs with `pace: auto` sent requests to in the last hour; at most 200, those used
     last."""
     return answer({"items": await hosts_json(system, tenant), "next_cursor": None})
 
 
-@get("/load", summary="Show the load over time", responses=shapes.answers(shapes.LoadShape))
+@get("/load", summary="Show the load over time", responses=answers(LoadShape))
 async def show_load(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Finished tasks, retried attempts, and tasks that waited and ran, over all jobs: by minute for four hours, by hour
     for a week. The sampler adds to it every `CONVEYOR_SAMPLE_SECONDS`."""
     return answer(await load_json(system, tenant))
 
 
-@get("/lanes", summary="List lanes", responses=shapes.answers(shapes.LanesPage, 400))
+@get("/lanes", summary="List lanes", responses=answers(LanesPage, 400))
 async def list_lanes(
     system: SystemPart, tenant: TenantPart, limit: Limit = 50, cursor: Cursor = None
 ) -> Response[bytes]:
@@ -85,7 +86,7 @@ async def list_lanes(
     return answer(await lanes_json(system, tenant, cursor, limit))
 
 
-@get("/workers", summary="Show the workers", responses=shapes.answers(shapes.WorkersShape))
+@get("/workers", summary="Show the workers", responses=answers(WorkersShape))
 async def show_workers(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """The number of worker loops that are alive, and those that run long tasks of the tenant."""
     return answer(await workers_json(system, tenant))

@@ -4,9 +4,10 @@ import asyncio
 
 from litestar import Response, get
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import SystemPart, answer
 from conveyor.api.problems import unready
+from conveyor.api.response_specs import shaped
+from conveyor.api.schemas.session_shapes import HealthShape
 from conveyor.disk import disk_problem
 from conveyor.errors import Unavailable
 from conveyor.settings import blob_directory
@@ -16,13 +17,13 @@ _PATIENCE = 2.0
 _NO_KEY = "readyz"
 
 
-@get("/healthz", summary="Check that the process is alive", responses=shapes.shaped(shapes.HealthShape))
+@get("/healthz", summary="Check that the process is alive", responses=shaped(HealthShape))
 async def healthz() -> Response[bytes]:
     """Always 200 while the process responds."""
     return answer({"status": "ok"})
 
 
-@get("/readyz", summary="Check that the process can serve", responses=shapes.shaped(shapes.HealthShape))
+@get("/readyz", summary="Check that the process can serve", responses=shaped(HealthShape))
 async def readyz(system: SystemPart) -> Response[bytes]:
     """200 if the database responds and the disk of the data directory can be written, 503 with the reason if not."""
     settings = system.settings

@@ -5,7 +5,6 @@ from typing import Any
 from litestar import Response, get
 from litestar.params import FromPath
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import (
     NDJSON,
     ApiRequest,
@@ -19,6 +18,8 @@ from conveyor.api.dependencies import (
     stream,
     wants_ndjson,
 )
+from conveyor.api.response_specs import answers
+from conveyor.api.schemas.list_shapes import InvalidLinesPage
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
 from conveyor.read.runs import with_first_run
 
@@ -26,7 +27,7 @@ from conveyor.read.runs import with_first_run
 @get(
     "/jobs/{job_id:str}/invalid",
     summary="List invalid lines",
-    responses=shapes.answers(shapes.InvalidLinesPage, 400, 404),
+    responses=answers(InvalidLinesPage, 400, 404),
 )
 async def list_invalid(
     request: ApiRequest,

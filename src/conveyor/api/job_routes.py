@@ -14,7 +14,6 @@ from conveyor.accept.replace import SUBMIT_ROUTE
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_spec
 from conveyor.api.dependencies import (
     ApiRequest,
@@ -28,6 +27,8 @@ from conveyor.api.dependencies import (
     find_job,
 )
 from conveyor.api.job_filters import CreatedAfter, CreatedBefore, JobText, Kind, MadeBy, State, job_filter
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.job_shapes import JobShape, JobsPage
 from conveyor.errors import ConveyorError
 from conveyor.jobs.idempotency import Accepted
 from conveyor.jobs.secrets import shown_options
@@ -64,8 +65,8 @@ CountsOf = Annotated[
     summary="Submit a job",
     operation_class=operations.takes(JobSpec, operations.IDEMPOTENCY_KEY, operations.PREFER),
     responses={
-        **shapes.shaped(AcceptedView, 201, 202),
-        **shapes.problems(400, 403, 404, 409, 413, 415, 429, 503),
+        **shaped(AcceptedView, 201, 202),
+        **problems(400, 403, 404, 409, 413, 415, 429, 503),
     },
 )
 async def submit_job(request: ApiRequest, system: SystemPart, submit: SubmitPart) -> Response[bytes]:
@@ -82,7 +83,7 @@ async def carry_out_submit(request: ApiRequest, system: System, submit: Submit) 
     return await submit.submit(request.auth.tenant, spec, idempotent, _prefers_async(request))
 
 
-@get("/jobs", summary="List jobs", responses=shapes.answers(shapes.JobsPage, 400))
+@get("/jobs", summary="List jobs", responses=answers(JobsPage, 400))
 async def list_jobs(
     system: SystemPart,
     tenant: TenantPart,
@@ -104,7 +105,7 @@ async def list_jobs(
     return answer({"items": items, "next_cursor": found.page.next_cursor, "read": found.read})
 
 
-@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 400, 403, 404))
+@get("/jobs/{job_id:str}", summary="Show a job", responses=answers(JobShape, 400, 403, 404))
 async def show_job(
     request: ApiRequest,
     job_id: FromPath[str],
@@ -137,7 +138,7 @@ async def show_job(
     "/jobs/{job_id:str}",
     summary="Change a job's options",
     operation_class=operations.takes(Changes),
-    responses=shapes.answers(shapes.JobShape, 400, 404, 409, 415),
+    responses=answers(JobShape, 400, 404, 409, 415),
 )
 async def change_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart

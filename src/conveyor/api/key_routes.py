@@ -11,9 +11,10 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, answer
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.key_shapes import KeysPage, NewKeyShape, TenantsPage
 from conveyor.auth.keys import check_tenant, make_key, new_key_id, revoke
 from conveyor.errors import BadCursor, InvalidField, NotFound
 from conveyor.faults import crashpoint
@@ -40,7 +41,7 @@ class KeySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "/keys",
     summary="Create a key",
     operation_class=operations.takes(KeySpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(shapes.NewKeyShape, 201), **shapes.problems(400, 403, 409, 413, 415)},
+    responses={**shaped(NewKeyShape, 201), **problems(400, 403, 409, 413, 415)},
 )
 async def create_key(request: ApiRequest, system: SystemPart) -> Response[bytes]:
     """Administrators only. Only this response contains the key itself: for a repeated `Idempotency-Key`, `key` is null.
@@ -64,7 +65,7 @@ async def _create(system: System, spec: KeySpec, claim: Claim) -> Accepted:
     return reply.accepted._replace(body=msgspec.json.encode(shown))
 
 
-@get("/keys", summary="List keys", responses=shapes.answers(shapes.KeysPage, 400, 403))
+@get("/keys", summary="List keys", responses=answers(KeysPage, 400, 403))
 async def list_keys(
     system: SystemPart, tenant: OfTenant = None, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
@@ -79,7 +80,7 @@ async def list_keys(
     return answer({"items": [_shown(key) for key in items], "next_cursor": items[-1].key_id if more else None})
 
 
-@get("/tenants", summary="List tenants", responses=shapes.answers(shapes.TenantsPage, 400, 403))
+@get("/tenants", summary="List tenants", responses=answers(TenantsPage, 400, 403))
 async def list_tenants(system: SystemPart, limit: Limit = 100, cursor: Cursor = None) -> Response[bytes]:
     """Administrators only. All tenants that have or had a key, by name."""
     after = None if cursor is None else _tenant_cursor(cursor)
@@ -109,7 +110,7 @@ def _shown_tenant(tenant: TenantId, keys: list[ApiKey], now: float) -> dict[str,
     }
 
 
-@delete("/keys/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404, 409))
+@delete("/keys/{key_id:str}", summary="Revoke a key", responses=problems(403, 404, 409))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
     """Administrators only. The server refuses the key within two seconds. The last administrator's key cannot be
     revoked."""

@@ -6,10 +6,11 @@ from litestar.params import FromPath
 from conveyor.accept.add_tasks import BatchView
 from conveyor.accept.spec import TasksSpec
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional
 from conveyor.api.dependencies import AddTasksPart, ApiRequest, SystemPart, TenantPart, answer, find_job
 from conveyor.api.job_routes import full_job_json
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.job_shapes import JobShape
 
 
 @post(
@@ -17,7 +18,7 @@ from conveyor.api.job_routes import full_job_json
     summary="Add tasks to an open job",
     status_code=202,
     operation_class=operations.takes(TasksSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(BatchView, 202), **shapes.problems(400, 404, 409, 413, 415, 429, 503)},
+    responses={**shaped(BatchView, 202), **problems(400, 404, 409, 413, 415, 429, 503)},
 )
 async def add_tasks(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
@@ -35,7 +36,7 @@ async def add_tasks(
     summary="Close an open job",
     status_code=200,
     operation_class=operations.takes(operations.Nothing, required=False),
-    responses=shapes.answers(shapes.JobShape, 400, 404, 409),
+    responses=answers(JobShape, 400, 404, 409),
 )
 async def close_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart

@@ -3,9 +3,9 @@
 from litestar import Response, post
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_spec
 from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, answer
+from conveyor.api.response_specs import problems, shaped
 from conveyor.lists.preview import ListPreview, PreviewSpec, preview_list
 
 
@@ -14,7 +14,7 @@ from conveyor.lists.preview import ListPreview, PreviewSpec, preview_list
     summary="Preview a list",
     status_code=200,
     operation_class=operations.takes(PreviewSpec),
-    responses={**shapes.shaped(ListPreview), **shapes.problems(400, 413, 415)},
+    responses={**shaped(ListPreview), **problems(400, 413, 415)},
 )
 async def preview(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """The first tasks and invalid lines of a list, read as an ingest reads them. Nothing is stored."""

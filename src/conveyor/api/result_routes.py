@@ -12,7 +12,6 @@ from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import (
     NDJSON,
     ApiRequest,
@@ -26,6 +25,8 @@ from conveyor.api.dependencies import (
     stream,
     wants_ndjson,
 )
+from conveyor.api.response_specs import answers, problems
+from conveyor.api.schemas.task_shapes import ResultsPage, TaskShape
 from conveyor.auth.body_links import body_path, extracted_path
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
@@ -62,7 +63,7 @@ OfRun = Annotated[
 Partial = Annotated[bool, QueryParameter(description="Export the results so far, while the run is unfinished.")]
 
 
-@get("/jobs/{job_id:str}/results", summary="List results", responses=shapes.answers(shapes.ResultsPage, 400, 404))
+@get("/jobs/{job_id:str}/results", summary="List results", responses=answers(ResultsPage, 400, 404))
 async def list_results(
     request: ApiRequest,
     job_id: FromPath[str],
@@ -92,7 +93,7 @@ async def list_results(
     return answer({"items": items, "next_cursor": page.next_cursor, "order": order})
 
 
-@get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
+@get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=answers(TaskShape, 404))
 async def show_task(
     job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
@@ -110,7 +111,7 @@ async def show_task(
     "/jobs/{job_id:str}/export",
     summary="Download all results",
     media_type="application/zip",
-    responses=shapes.problems(404, 409),
+    responses=problems(404, 409),
 )
 async def export_job(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, partial: Partial = False, run: OfRun = None

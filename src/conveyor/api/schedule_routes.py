@@ -9,9 +9,10 @@ from litestar.params import FromPath
 
 from conveyor.accept.schedules import ScheduleChange, ScheduleSpec, schedule_json
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional, read_spec
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SchedulesPart, SystemPart, TenantPart, answer
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.schedule_shapes import ScheduleDetail, ScheduleShape, SchedulesPage, StartedFire
 from conveyor.clock import iso_text
 from conveyor.model import JobId, TenantId
 from conveyor.read.status import job_json
@@ -24,7 +25,7 @@ ROUTE = "POST /v1/schedules"
     "/schedules",
     summary="Create a schedule",
     operation_class=operations.takes(ScheduleSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(shapes.ScheduleShape, 201), **shapes.problems(400, 403, 404, 409, 413, 415)},
+    responses={**shaped(ScheduleShape, 201), **problems(400, 403, 404, 409, 413, 415)},
 )
 async def create_schedule(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
@@ -36,7 +37,7 @@ async def create_schedule(
     return accepted(outcome, f"/v1/schedules/{outcome.subject}")
 
 
-@get("/schedules", summary="List schedules", responses=shapes.answers(shapes.SchedulesPage, 400))
+@get("/schedules", summary="List schedules", responses=answers(SchedulesPage, 400))
 async def list_schedules(
     system: SystemPart, tenant: TenantPart, schedules: SchedulesPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
@@ -46,7 +47,7 @@ async def list_schedules(
     return answer({"items": [schedule_json(row, now) for row in page.items], "next_cursor": page.next_cursor})
 
 
-@get("/schedules/{schedule_id:str}", summary="Show a schedule", responses=shapes.answers(shapes.ScheduleDetail, 404))
+@get("/schedules/{schedule_id:str}", summary="Show a schedule", responses=answers(ScheduleDetail, 404))
 async def show_schedule(
     schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
@@ -69,7 +70,7 @@ async def _outcomes(system: System, tenant: TenantId, job_ids: list[JobId]) -> d
     "/schedules/{schedule_id:str}",
     summary="Change a schedule",
     operation_class=operations.takes(ScheduleChange),
-    responses=shapes.answers(shapes.ScheduleShape, 400, 403, 404, 409, 413, 415),
+    responses=answers(ScheduleShape, 400, 403, 404, 409, 413, 415),
 )
 async def change_schedule(
     request: ApiRequest, schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
@@ -87,7 +88,7 @@ async def change_schedule(
     summary="Fire a schedule now",
     status_code=202,
     operation_class=operations.takes(operations.Nothing, required=False),
-    responses={**shapes.shaped(shapes.StartedFire, 202), **shapes.problems(400, 404, 409)},
+    responses={**shaped(StartedFire, 202), **problems(400, 404, 409)},
 )
 async def run_schedule(
     request: ApiRequest, schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
@@ -100,7 +101,7 @@ async def run_schedule(
     return answer({"at": iso_text(fire.at), "job_id": fire.job_id}, 202)
 
 
-@delete("/schedules/{schedule_id:str}", summary="Delete a schedule", responses=shapes.problems(404, 409))
+@delete("/schedules/{schedule_id:str}", summary="Delete a schedule", responses=problems(404, 409))
 async def remove_schedule(schedule_id: FromPath[str], tenant: TenantPart, schedules: SchedulesPart) -> None:
     """Its jobs stay."""
     await schedules.remove(tenant, schedule_id)

@@ -7,10 +7,11 @@ from litestar import Response, delete, get, post
 from litestar.datastructures import Cookie
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.auth import authenticate_key, check_site, client_address, cookie_name, session_of
 from conveyor.api.creation import accepted, read_keyed_optional, read_spec
 from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer, dependencies_of
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.session_shapes import AdminSession, LinkShape, SessionShape
 from conveyor.auth.sessions import Token, derived_token
 from conveyor.clock import iso_text
 from conveyor.errors import Forbidden, InvalidField, InvalidKey, LinkRefused
@@ -33,7 +34,7 @@ class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary="Sign in",
     status_code=204,
     operation_class=operations.takes(SignIn),
-    responses=shapes.problems(400, 403, 413, 415, 429),
+    responses=problems(400, 403, 413, 415, 429),
 )
 async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPart) -> Response[None]:
     """Starts a dashboard session; its cookie then represents the key. A link starts one session. The request must come
@@ -59,7 +60,7 @@ async def _redeem(request: ApiRequest, sessions: SessionsPart, link: str) -> Tok
         raise
 
 
-@get("/session", summary="Show the session", responses=shapes.answers(shapes.SessionShape))
+@get("/session", summary="Show the session", responses=answers(SessionShape))
 async def show_session(request: ApiRequest, tenant: TenantPart, sessions: SessionsPart) -> Response[bytes]:
     """The tenant and the key of the session or request, and until when the session acts as an administrator."""
     token = _own_session(request)
@@ -79,7 +80,7 @@ class AdminSignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary="Act as an administrator",
     status_code=200,
     operation_class=operations.takes(AdminSignIn),
-    responses=shapes.answers(shapes.AdminSession, 400, 403, 409, 413, 415, 429),
+    responses=answers(AdminSession, 400, 403, 409, 413, 415, 429),
 )
 async def become_admin(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, sessions: SessionsPart
@@ -102,7 +103,7 @@ async def become_admin(
     return answer({"admin_until": iso_text(await sessions.become_admin(token, key.key_id))})
 
 
-@delete("/session/admin", summary="Stop acting as an administrator", responses=shapes.problems(403, 409))
+@delete("/session/admin", summary="Stop acting as an administrator", responses=problems(403, 409))
 async def leave_admin(request: ApiRequest, tenant: TenantPart, sessions: SessionsPart) -> None:
     """The session acts for its tenant only."""
     token = _own_session(request)
@@ -110,7 +111,7 @@ async def leave_admin(request: ApiRequest, tenant: TenantPart, sessions: Session
         await sessions.leave_admin(token)
 
 
-@delete("/session", summary="Sign out", responses=shapes.problems(403))
+@delete("/session", summary="Sign out", responses=problems(403))
 async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None]:
     """Ends the session of this browser."""
     token = session_of(request)
@@ -123,7 +124,7 @@ async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None
     "/sign-in/links",
     summary="Create a sign-in link",
     operation_class=operations.takes(operations.Nothing, operations.IDEMPOTENCY_KEY, required=False),
-    responses={**shapes.shaped(shapes.LinkShape, 201), **shapes.problems(400, 403, 409)},
+    responses={**shaped(LinkShape, 201), **problems(400, 403, 409)},
 )
 async def create_link(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, sessions: SessionsPart

@@ -5,9 +5,11 @@ from typing import Annotated
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 
-from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
+from conveyor.api.response_specs import answers
 from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
+from conveyor.api.schemas.statistics_shapes import StatisticsShape
+from conveyor.api.schemas.task_shapes import TaskSearchPage
 from conveyor.read.listing import order_of
 from conveyor.read.runs import LATEST_PER_TASK, chosen_run, chosen_runs
 from conveyor.read.search import search_page
@@ -29,7 +31,7 @@ OfOneRun = Annotated[
 @get(
     "/jobs/{job_id:str}/statistics",
     summary="Show statistics of a run",
-    responses=shapes.answers(shapes.StatisticsShape, 400, 404),
+    responses=answers(StatisticsShape, 400, 404),
 )
 async def show_statistics(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, run: OfOneRun = None
@@ -47,7 +49,7 @@ async def show_statistics(
 @get(
     "/jobs/{job_id:str}/search",
     summary="Search for tasks",
-    responses=shapes.answers(shapes.TaskSearchPage, 400, 404),
+    responses=answers(TaskSearchPage, 400, 404),
 )
 async def search_tasks(
     job_id: FromPath[str],

@@ -6,9 +6,9 @@ from typing import Any
 from litestar import Response, get
 from litestar.params import FromPath
 
-from conveyor.api import schemas as shapes
 from conveyor.api.auth import is_still_allowed
 from conveyor.api.dependencies import ApiRequest, StreamsPart, SystemPart, TenantPart, find_job, stream
+from conveyor.api.response_specs import problems
 from conveyor.read.job_stream import JobStream
 from conveyor.read.jobs_stream import JobsStream
 
@@ -22,7 +22,7 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
     "/jobs/{job_id:str}/stream",
     summary="Follow a job",
     media_type=MEDIA_TYPE,
-    responses=shapes.problems(404, 429),
+    responses=problems(404, 429),
 )
 async def follow_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, streams: StreamsPart
@@ -37,7 +37,7 @@ async def follow_job(
     return await stream(following.frames(), MEDIA_TYPE, _UNBUFFERED)
 
 
-@get("/stream", summary="Follow all jobs", media_type=MEDIA_TYPE, responses=shapes.problems(429))
+@get("/stream", summary="Follow all jobs", media_type=MEDIA_TYPE, responses=problems(429))
 async def follow_jobs(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, streams: StreamsPart
 ) -> Response[Any]:

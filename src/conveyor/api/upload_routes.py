@@ -7,10 +7,11 @@ from litestar import Response, get, post, put
 from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_spec
 from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, UploadsPart, answer
 from conveyor.api.request_bodies import announced_length, pieces
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.list_shapes import UploadShape
 from conveyor.clock import iso_text
 from conveyor.engines.blobs import Presigned
 from conveyor.lists.multipart_uploads import CompletionSpec, MultipartUploads, PartsSpec, PartsView
@@ -26,7 +27,7 @@ Signature = Annotated[str, QueryParameter(description="The signature of the link
     "/uploads",
     summary="Create an upload",
     operation_class=operations.takes(UploadSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(UploadView, 201), **shapes.problems(400, 409, 413, 415, 429, 503)},
+    responses={**shaped(UploadView, 201), **problems(400, 409, 413, 415, 429, 503)},
 )
 async def create_upload(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, uploads: UploadsPart
@@ -43,7 +44,7 @@ async def create_upload(
     return accepted(outcome, f"/v1/uploads/{outcome.subject}")
 
 
-@get("/uploads/{upload_id:str}", summary="Show an upload", responses=shapes.answers(shapes.UploadShape, 404))
+@get("/uploads/{upload_id:str}", summary="Show an upload", responses=answers(UploadShape, 404))
 async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: UploadsPart) -> Response[bytes]:
     """Whether the list is stored, and when it expires; with a fresh link, if it is not stored and goes to an object
     store."""
@@ -57,7 +58,7 @@ async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: Upl
     summary="Sign requests for parts of an upload",
     status_code=200,
     operation_class=operations.takes(PartsSpec),
-    responses={**shapes.shaped(PartsView, 200), **shapes.problems(400, 404, 409, 413, 415, 503)},
+    responses={**shaped(PartsView, 200), **problems(400, 404, 409, 413, 415, 503)},
 )
 async def sign_parts(
     request: ApiRequest, upload_id: FromPath[str], system: SystemPart, tenant: TenantPart, uploads: UploadsPart
@@ -74,7 +75,7 @@ async def sign_parts(
     summary="Complete an upload in parts",
     status_code=200,
     operation_class=operations.takes(CompletionSpec),
-    responses=shapes.answers(shapes.UploadShape, 400, 404, 409, 413, 415, 503),
+    responses=answers(UploadShape, 400, 404, 409, 413, 415, 503),
 )
 async def complete_upload(
     request: ApiRequest, upload_id: FromPath[str], system: SystemPart, tenant: TenantPart, uploads: UploadsPart
@@ -91,7 +92,7 @@ async def complete_upload(
     summary="Send the content of an upload",
     status_code=204,
     operation_class=operations.TakesBytes,
-    responses=shapes.problems(400, 403, 409, key=False),
+    responses=problems(400, 403, 409, key=False),
     security=[],
 )
 async def fill_upload(

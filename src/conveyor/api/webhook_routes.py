@@ -4,7 +4,6 @@ from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 
 from conveyor.api import operations
-from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional, read_spec
 from conveyor.api.dependencies import (
     ApiRequest,
@@ -16,6 +15,17 @@ from conveyor.api.dependencies import (
     WebhooksPart,
     answer,
     find_job,
+)
+from conveyor.api.response_specs import answers, problems, shaped
+from conveyor.api.schemas.webhook_shapes import (
+    DeliveriesPage,
+    DeliveryDetailShape,
+    DeliveryShape,
+    NewWebhookShape,
+    SecretShape,
+    WebhookDetailShape,
+    WebhookShape,
+    WebhooksPage,
 )
 from conveyor.engines.records import Document
 from conveyor.model import Page
@@ -30,7 +40,7 @@ ROUTE = "POST /v1/webhooks"
     "/webhooks",
     summary="Create an endpoint",
     operation_class=operations.takes(WebhookSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(shapes.NewWebhookShape, 201), **shapes.problems(400, 409, 413, 415)},
+    responses={**shaped(NewWebhookShape, 201), **problems(400, 409, 413, 415)},
 )
 async def create_webhook(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
@@ -42,7 +52,7 @@ async def create_webhook(
     return accepted(outcome, f"/v1/webhooks/{outcome.subject}")
 
 
-@get("/webhooks", summary="List endpoints", responses=shapes.answers(shapes.WebhooksPage, 400))
+@get("/webhooks", summary="List endpoints", responses=answers(WebhooksPage, 400))
 async def list_webhooks(
     tenant: TenantPart, webhooks: WebhooksPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
@@ -51,13 +61,13 @@ async def list_webhooks(
     return answer({"items": [webhook_json(row) for row in page.items], "next_cursor": page.next_cursor})
 
 
-@get("/webhooks/secret", summary="Show the secret for URLs in jobs", responses=shapes.answers(shapes.SecretShape))
+@get("/webhooks/secret", summary="Show the secret for URLs in jobs", responses=answers(SecretShape))
 async def show_secret(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Signs the deliveries to URLs that jobs name in `notify`; the same for all jobs of the tenant."""
     return answer({"secret": tenant_secret(system.signing_key, tenant)})
 
 
-@get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=shapes.answers(shapes.WebhookDetailShape, 404))
+@get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=answers(WebhookDetailShape, 404))
 async def show_webhook(
     webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart, deliveries: DeliveriesPart
 ) -> Response[bytes]:
@@ -71,7 +81,7 @@ async def show_webhook(
     summary="Test an endpoint",
     status_code=202,
     operation_class=operations.takes(operations.Nothing, required=False),
-    responses={**shapes.shaped(shapes.DeliveryShape, 202), **shapes.problems(400, 404, 409)},
+    responses={**shaped(DeliveryShape, 202), **problems(400, 404, 409)},
 )
 async def test_webhook(
     request: ApiRequest,
@@ -91,7 +101,7 @@ async def test_webhook(
     "/webhooks/{webhook_id:str}",
     summary="Change an endpoint",
     operation_class=operations.takes(WebhookChange),
-    responses=shapes.answers(shapes.WebhookShape, 400, 404, 409, 413, 415),
+    responses=answers(WebhookShape, 400, 404, 409, 413, 415),
 )
 async def change_webhook(
     request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
@@ -102,7 +112,7 @@ async def change_webhook(
     return answer(webhook_json(await webhooks.change(tenant, webhook_id, change)))
 
 
-@delete("/webhooks/{webhook_id:str}", summary="Delete an endpoint", responses=shapes.problems(404, 409))
+@delete("/webhooks/{webhook_id:str}", summary="Delete an endpoint", responses=problems(404, 409))
 async def remove_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> None:
     """Its pending deliveries are dropped."""
     await webhooks.remove(tenant, webhook_id)
@@ -113,7 +123,7 @@ async def remove_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks
     summary="Rotate an endpoint's secret",
     status_code=200,
     operation_class=operations.takes(operations.Nothing, required=False),
-    responses=shapes.answers(shapes.NewWebhookShape, 400, 404, 409),
+    responses=answers(NewWebhookShape, 400, 404, 409),
 )
 async def rotate_secret(
     request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
@@ -128,7 +138,7 @@ async def rotate_secret(
 @get(
     "/webhooks/{webhook_id:str}/deliveries",
     summary="List an endpoint's deliveries",
-    responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
+    responses=answers(DeliveriesPage, 400, 404),
 )
 async def list_deliveries(
     webhook_id: FromPath[str],
@@ -146,7 +156,7 @@ async def list_deliveries(
 @get(
     "/jobs/{job_id:str}/deliveries",
     summary="List a job's deliveries",
-    responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
+    responses=answers(DeliveriesPage, 400, 404),
 )
 async def list_job_deliveries(
     job_id: FromPath[str],
@@ -164,7 +174,7 @@ async def list_job_deliveries(
 @get(
     "/webhooks/deliveries/{delivery_id:str}",
     summary="Show a delivery",
-    responses=shapes.answers(shapes.DeliveryDetailShape, 404),
+    responses=answers(DeliveryDetailShape, 404),
 )
 async def show_delivery(delivery_id: FromPath[str], tenant: TenantPart, deliveries: DeliveriesPart) -> Response[bytes]:
     """The latest attempts, and the payload."""
@@ -177,7 +187,7 @@ async def show_delivery(delivery_id: FromPath[str], tenant: TenantPart, deliveri
     summary="Redeliver",
     status_code=202,
     operation_class=operations.takes(operations.Nothing, required=False),
-    responses={**shapes.shaped(shapes.DeliveryShape, 202), **shapes.problems(400, 404, 409)},
+    responses={**shaped(DeliveryShape, 202), **problems(400, 404, 409)},
 )
 async def redeliver(
     request: ApiRequest, delivery_id: FromPath[str], system: SystemPart, tenant: TenantPart, deliveries: DeliveriesPart
