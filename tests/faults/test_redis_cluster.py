@@ -119,7 +119,7 @@ class TestSpread:
             2,
             2,
         ], "those that ask"
-        # Of 600 calls, each node gets about 200: eight or so pieces of 64 KB, which a busy machine may deliver in parts.
+        # Of 600 calls, each node gets about 200, in a few pieces of 64 KB, which a busy machine may deliver in parts.
         assert max(after - before for before, after in zip(reads, count("total_reads_processed"), strict=True)) < 50
 
 

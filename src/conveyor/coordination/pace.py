@@ -13,7 +13,7 @@ Each worker finds its own part: as flows of TCP do, workers that share a host co
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Protocol
@@ -236,8 +236,15 @@ class HostPace:
         """Let lanes know that there is room, if there is."""
         if not self.waiting or now < self.paused_until:
             return
-        for waiting in list(islice(self.waiting, max(0, int(self.limit) - self.in_flight))):
-            waiting.on_room(self)
+        limit = max(1, int(self.limit))
+        lanes = len(self.users.keys() | self.waiting.keys())
+        waiting: Iterable[PaceUser] = self.waiting
+        if lanes <= limit:
+            # A lane that has its share leaves the rest to those behind it.
+            share = ceil(limit / lanes)
+            waiting = (user for user in waiting if share >= user.bound or self.users.get(user, 0) < share)
+        for user in list(islice(waiting, max(0, limit - self.in_flight))):
+            user.on_room(self)
 
     def grow_while_alive(self, now: float) -> None:
         """Grow although no attempt has ended: attempts take long, and none has failed for a while."""

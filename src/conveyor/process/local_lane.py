@@ -51,7 +51,7 @@ class LocalLane(Lane):
             self._queue_by_target(free)
             startable = self._targets.count_ready(max(0, free))
         elif self._paced.is_on:
-            startable = len(self._waiting) + self._paced.count_ready(max(0, free))
+            startable = (0 if self.is_crowded else len(self._waiting)) + self._paced.find_ready(max(0, free))
         else:
             startable = -(-len(self._waiting) // self._executor.grain(self.job))
         for _ in range(min(free, startable)):

@@ -158,10 +158,17 @@ class PacedRefs(Generic[T]):
                 self._ready[pace] = None
         return taken
 
-    def count_ready(self, limit: int) -> int:
-        """Return how many of those that wait may start now, up to the limit."""
+    def find_ready(self, limit: int) -> int:
+        """Find those that wait and may start now, so that `take` returns them. Returns how many, up to the limit."""
         now = self._clock.monotonic()
-        return bounded_sum((min(len(queue), pace.room(self, now)) for pace, queue in self._held.items()), limit)
+        count = 0
+        for pace, queue in self._held.items():
+            if count >= limit:
+                break
+            if room := pace.room(self, now):
+                self._ready[pace] = None
+                count += min(len(queue), room)
+        return min(count, limit)
 
     def count_promising(self, limit: int) -> int:
         """Return how many of those that wait might start soon: the pace may double with the next outcomes."""

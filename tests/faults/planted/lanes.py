@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from conveyor.accept import control
 from conveyor.coordination import limits
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import LEVELS
+from conveyor.coordination.pace import HostPace
 from conveyor.model import RunId
 from conveyor.process import feeder, limit_requests, target_queue
 from conveyor.process.chunk_decision import ChunkDecision
@@ -27,7 +29,7 @@ from tests.faults.planted import Planted
 from tests.flow import test_blocked_jobs, test_lanes, test_lost_workers
 from tests.support.small_fleet import Recording, open_fleet
 from tests.unit.coordination import test_breaker
-from tests.unit.process import test_remote_lane, test_slot_dealer, test_target_queues
+from tests.unit.process import test_paced_refs, test_remote_lane, test_slot_dealer, test_target_queues
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -55,6 +57,16 @@ def a_failed_mark_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_failed_ask_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of a target could not be asked for, and are not asked for again."""
     monkeypatch.setattr(LimitRequests, "_next_try", lambda self, target: 1e12)
+
+
+def the_first_that_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that has its share of a host already is woken, and those behind it are not."""
+
+    def wake(self: HostPace, now: float) -> None:
+        for user in list(islice(self.waiting, max(0, int(self.limit) - self.in_flight))):
+            user.on_room(self)
+
+    monkeypatch.setattr(HostPace, "wake", wake)
 
 
 def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,5 +309,10 @@ PLANTED = [
         "no_pass_asked_for_a_held_slot",
         slots_without_a_pass_are_idle,
         test_target_queues.test_slots_that_wait_for_passes_keep_nobody_from_asking_for_them,
+    ),
+    Planted(
+        "room_offered_to_a_lane_with_its_share",
+        the_first_that_waits_is_woken,
+        test_paced_refs.a_lane_with_more_than_its_share_leaves_room_to_others,
     ),
 ]

@@ -109,6 +109,35 @@ async def test_a_lane_that_is_drained_passes_its_turn_on(clock: ManualClock, pac
     assert third.woken == 1
 
 
+async def a_lane_with_more_than_its_share_leaves_room_to_others() -> None:
+    clock = ManualClock()
+    unused: Any = None
+    first, second = (PacedLane(clock, paces) for paces in [Paces(unused, clock, "worker")] for _ in range(2))
+    sent = first.refs.admit(entries_of("a.example", START + 1))
+    assert (len(sent), len(first.refs)) == (START, 1), "it waits for its turn, too, and is first"
+    assert not second.refs.admit(entries_of("a.example", 1))
+    first.refs.release(sent[:1])
+    await idle()
+    assert (first.woken, second.woken) == (0, 1), "the first has more than half of the limit"
+    assert len(second.refs.take(1)) == 1
+
+
+async def test_a_lane_with_more_than_its_share_leaves_room_to_others() -> None:
+    await a_lane_with_more_than_its_share_leaves_room_to_others()
+
+
+async def test_what_is_found_to_be_ready_can_be_taken(clock: ManualClock, paces: Paces) -> None:
+    first, second = (PacedLane(clock, paces) for _ in range(2))
+    sent = first.refs.admit(entries_of("a.example", START))
+    assert not second.refs.admit(entries_of("a.example", 2))
+    assert second.refs.find_ready(64) == 0
+    first.refs.release(sent[:1])
+    second.refs._ready.clear()
+    assert second.refs.find_ready(64) == 1, "whether it was woken or not"
+    assert len(second.refs.take(64)) == 1
+    assert (second.refs.find_ready(64), second.refs.take(64)) == (0, [])
+
+
 async def test_references_of_a_host_with_a_long_pause_do_not_wait_in_the_lane(clock: ManualClock, paces: Paces) -> None:
     lane = PacedLane(clock, paces)
     entries = entries_of("a.example", START + 4)
