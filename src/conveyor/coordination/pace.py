@@ -24,6 +24,8 @@ LARGEST = 10_000
 # Latency is flat up to this ratio to its base, or this many seconds above it: less says nothing about a host.
 _FLAT_RATIO = 1.2
 _FLAT_SECONDS = 0.01
+# A round trip whose latency rose lasts at least so many seconds, so that a stall of this machine is a small part of it.
+_LEAST_SECONDS = 0.1
 # Growth for each round trip after the slow start, as a share of the limit.
 _GROWTH = 0.05
 # The latency of a round trip: what this share of its attempts stay below.
@@ -109,11 +111,13 @@ class HostPace:
         "_probe_pause",
         "_restored",
         "_retry_after",
+        "_round_from",
         "_running",
         "_seconds",
         "_settled_at",
         "_stale",
         "_threshold",
+        "_undecided_until",
         "_vain",
         "base",
         "ceiling",
@@ -156,6 +160,9 @@ class HostPace:
         self._seconds: list[float] = []
         self._failed = 0
         self._retry_after = 0.0
+        # When it began, and until when it goes on although it has enough attempts.
+        self._round_from = -inf
+        self._undecided_until = -inf
         # Attempts and failures of the round trips before, at this limit or lower ones; the last ones count more.
         self._past_count = _PRIOR_COUNT
         self._past_failed = _PRIOR_FAILED
@@ -304,8 +311,19 @@ class HostPace:
 
     def _end_if_over(self, now: float) -> None:
         attempts = len(self._seconds) + self._failed
-        if attempts >= max(_LEAST_ROUND, int(self.limit)) or self._failed >= max(_MANY_LEAST, _MANY_SHARE * self.limit):
+        if self._failed >= max(_MANY_LEAST, _MANY_SHARE * self.limit):
             self._end_round(now)
+        elif attempts >= max(_LEAST_ROUND, int(self.limit)) and now >= self._undecided_until:
+            if self._is_too_short(now):
+                self._undecided_until = self._round_from + _LEAST_SECONDS
+            else:
+                self._end_round(now)
+
+    def _is_too_short(self, now: float) -> bool:
+        """Whether the latency of the round trip rose, and a stall of this machine could be all of the reason."""
+        if now - self._round_from >= _LEAST_SECONDS or not self._seconds:
+            return False
+        return sorted(self._seconds)[int(len(self._seconds) * _QUANTILE)] > self._allowed()
 
     def _end_round(self, now: float) -> None:
         self.is_new, self.is_changed = False, True
@@ -317,7 +335,7 @@ class HostPace:
         self._note_past(len(self._seconds), self._failed)
         if self._seconds:
             self._end_flat_or_slow(now)
-        self._begin_round()
+        self._begin_round(now)
 
     def _is_overload(self) -> bool:
         """Whether more failed, in this round trip or in the last few, than those before let expect."""
@@ -335,7 +353,7 @@ class HostPace:
             self._past_count, self._past_failed = _PRIOR_COUNT, _PRIOR_COUNT * failed / count
             self._falls = 0
             self._restore()
-            self._begin_round()
+            self._begin_round(now)
             return
         self._falls += 1
         # One of them may be about its URL alone.
@@ -414,7 +432,7 @@ class HostPace:
         self._before, self._vain, self._excess = 0.0, 0, 0.0
         self._settled_at = now
         self._lower(factor, 1)
-        self._begin_round()
+        self._begin_round(now)
         first, last = _FAILURE_PAUSES
         self._wait_to_probe(now, max(first, _FAILURE_ROUNDS * self.latency), last)
 
@@ -433,7 +451,8 @@ class HostPace:
         self._probe_pause = max(first, min(last, self._probe_pause * 2))
         self.probe_at = now + self._probe_pause
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, now: float) -> None:
+        self._round_from, self._undecided_until = now, -inf
         self._seconds, self._failed, self._retry_after = [], 0, 0.0
         self._peak = self._running = 0
         self._note_peak()

@@ -1,8 +1,10 @@
 """The pace of a host, simulated: servers that degrade in several ways, on a clock of their own."""
 
+import bisect
 import heapq
 import random
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -67,7 +69,26 @@ class Figures:
         self.throughput, self.refused, self.limits = throughput, refused, limits
 
 
-def simulate(server: Server, seconds: float, fixed: int | None = None, lane: Lane | None = None) -> Figures:
+class Stalls:
+    """Times in which the machine that sends the requests stands still: answers arrive when such a time is over."""
+
+    def __init__(self, every: float, length: float, seconds: float, seed: int) -> None:
+        drawn = random.Random(seed)
+        self._times: list[tuple[float, float]] = []
+        at = 0.0
+        while at < seconds:
+            at += drawn.expovariate(1 / every)
+            self._times.append((at, at + drawn.uniform(0.5, 1.5) * length))
+            at = self._times[-1][1]
+
+    def arrival(self, at: float) -> float:
+        place = bisect.bisect_right(self._times, (at, inf)) - 1
+        return max(at, self._times[place][1]) if place >= 0 else at
+
+
+def simulate(
+    server: Server, seconds: float, fixed: int | None = None, lane: Lane | None = None, stalls: Stalls | None = None
+) -> Figures:
     lane = lane or Lane()
     pace = HostPace("acme", "a.example")
     answers: list[tuple[float, int, bool, float]] = []
@@ -79,6 +100,8 @@ def simulate(server: Server, seconds: float, fixed: int | None = None, lane: Lan
             server.busy += 1
             pace.start(lane, 1)
             is_answered, elapsed = server.answer()
+            if stalls is not None:
+                elapsed = stalls.arrival(now + elapsed) - now
             heapq.heappush(answers, (now + elapsed, sent, is_answered, elapsed))
         if not answers:
             now = pace.paused_until
@@ -154,6 +177,14 @@ def test_a_fast_server_gets_the_whole_width_at_once() -> None:
     found = simulate(Server(1000, 0.002), 2)
     assert found.throughput >= 0.98 * unlimited.throughput
     assert found.limits[2 * WIDTH] >= WIDTH, "after twice as many answers as run at once"
+
+
+def test_stalls_of_this_machine_are_no_reason_to_go_slow() -> None:
+    for seed in (1, 3):
+        fixed, found = (
+            simulate(Server(1000, 0.002), 1, width, Lane(64), Stalls(0.03, 0.02, 1, seed)) for width in (64, None)
+        )
+        assert found.throughput >= 0.9 * fixed.throughput, seed
 
 
 def test_latency_that_does_not_depend_on_the_number_of_requests_is_no_reason_to_go_slow() -> None:
