@@ -40,6 +40,8 @@ USER_ONLY = frozenset(
         "allowed_hosts",
         "trusted_proxies",
         "allow_private_targets",
+        "allow_insecure",
+        "ca_bundle",
         "intake",
         "intake_tenant",
         # Which code runs.
@@ -52,8 +54,9 @@ USER_ONLY = frozenset(
         "metrics_token",
     }
 )
-# Options of jobs that it may not have: a gateway sees the URLs and the headers of all requests.
-_USER_ONLY_OPTIONS = frozenset({"gateway"})
+# Options of jobs that it may not have: a gateway sees the URLs and the headers of all requests, and so does anyone on
+# the way if no certificate is verified.
+_USER_ONLY_OPTIONS = frozenset({"gateway", "insecure"})
 _TABLE = re.compile(r"\s*\[\s*([A-Za-z0-9_.\"' -]+?)\s*\]")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 

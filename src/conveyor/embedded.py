@@ -15,6 +15,7 @@ from conveyor.coordination.breaker import MAX_JITTER
 from conveyor.coordination.buckets import ALL_BUCKETS, Buckets, LeasedBuckets
 from conveyor.coordination.fail_open import FailOpen
 from conveyor.coordination.ready_runs import RunRestorer
+from conveyor.egress.ca_bundle import read_ca_bundle
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.queue import CONTROL, QueueName
@@ -285,7 +286,8 @@ class Embedded:
 
     def _outbound(self) -> Outbound:
         settings, clock = self.system.settings, self.system.clock
-        return Outbound(TargetGuard(allow_private=settings.allow_private_targets, clock=clock))
+        guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
+        return Outbound(guard, root_certificate=read_ca_bundle(settings.ca_bundle))
 
     def _roles(self, executors: Mapping[JobKind, Executor]) -> dict[str, list[Role]]:
         """The roles by the command that runs them."""

@@ -304,6 +304,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     # Empty means 200 to 299.
     success_statuses: Sequence[int] = ()
     gateway: Gateway | None = None
+    # Whether connections to targets, and to the job's own gateway, are made without verifying certificates.
+    insecure: bool = False
+    # Whether sites may choose HTTP/2 in the TLS handshake.
+    http2: bool = False
     # For the kinds "fetch" and "download"; None: ignore.
     robots: RobotsMode | None = None
     # The registered name of the function, for kind "python".

@@ -78,9 +78,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fetchers: int = 2
     # Allow requests to private, loopback and link-local addresses.
     allow_private_targets: bool = False
-    # Gateway for jobs that name none: the URL of an HTTP proxy, or a URL template with {url}. Several, with blanks
-    # between them, are a pool.
+    # Gateway for jobs that name none: the URL of an HTTP or SOCKS proxy, or a URL template with {url}. Several, with
+    # blanks between them, are a pool.
     gateway: str | None = None
+    # File with certificates of authorities, in PEM, to trust besides those of the system: for targets, gateways,
+    # webhooks and lists. It is read when a process starts.
+    ca_bundle: Path | None = None
+    # Allow jobs with `insecure`, whose requests verify no certificate.
+    allow_insecure: bool = False
     # Maximum size of a request body, in bytes.
     max_request_bytes: int = 64 * 1024 * 1024
     # Maximum number of tasks in one request body.

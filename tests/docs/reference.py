@@ -85,7 +85,7 @@ TASK_ERRORS = {
     "extract_failed": "The function of `extract` raised, took longer than `timeout`, killed its process, is not "
     "registered, or returned no object. The body is stored: a rerun extracts again without a request.",
     "file_changed": "The file changed during the download; it is downloaded anew.",
-    "gateway_failed": "The gateway is unreachable, or failed itself.",
+    "gateway_failed": "The gateway is unreachable, failed itself, or refuses the credentials.",
     "handler_missing": "The worker has no function registered under this name.",
     "handler_raised": "The function raised an exception.",
     "internal": "Internal error in Conveyor. See the server's log for the details.",
@@ -144,8 +144,12 @@ OPTIONS = {
     "max_redirects": "Maximum number of redirects to follow.",
     "headers": "Headers sent with each request. The API does not show them.",
     "success_statuses": "HTTP statuses that count as success. If empty: 200 to 299.",
-    "gateway": "`proxy`, the URL of an HTTP proxy, or `url`, a template with `{url}`; and `headers` for the gateway. "
-    "Or a `pool` of these, each with a `weight`, and `sticky: host`.",
+    "gateway": "`proxy`, the URL of an HTTP or SOCKS proxy, or `url`, a template with `{url}`; and `headers` for the "
+    "gateway. Or a `pool` of these, each with a `weight`, and `sticky: host`.",
+    "insecure": "`true`: verify no certificate, of targets and of the job's own gateway. The server must allow it: "
+    "`CONVEYOR_ALLOW_INSECURE`. Not for kind `python`.",
+    "http2": "`true`: speak HTTP/2 with sites that choose it in the TLS handshake, else HTTP/1.1. Not for kind "
+    "`python`.",
     "robots": "`obey`: fetch nothing that robots.txt of the site disallows. `ignore`, the default. For the kinds "
     "`fetch` and `download`.",
     "handler": "Name of the registered function, for kind `python`.",

@@ -115,6 +115,8 @@ _INSTEAD = {"gateway.url": ("proxy",), "gateway.pool": ("proxy", "url", "headers
 _BESIDE = {"gateway.sticky": ("pool", [{"proxy": SITE}])}
 _KINDS: dict[str, frozenset[JobKind]] = {
     "robots": PACED_KINDS,
+    "insecure": frozenset(JobKind) - {JobKind.PYTHON},
+    "http2": frozenset(JobKind) - {JobKind.PYTHON},
     "handler": frozenset({JobKind.PYTHON}),
     "extract": frozenset(JobKind) - {JobKind.PYTHON},
     "keep_bodies": frozenset({JobKind.FETCH}),

@@ -146,7 +146,13 @@ class World:
 
 @asynccontextmanager
 async def open_world() -> AsyncIterator[World]:
-    settings = {"allow_private_targets": True, "fetchers": 0, "handler_processes": 0, "intake": INTAKE}
+    settings = {
+        "allow_private_targets": True,
+        "allow_insecure": True,
+        "fetchers": 0,
+        "handler_processes": 0,
+        "intake": INTAKE,
+    }
     # As much as the largest bodies need that any job may have.
     settings = {"body_budget_bytes": 8 << 30, "intake_tenant": ACME, "sync_task_limit": 1000, **settings}
     async with open_fleet(**settings) as fleet, MatrixSite() as site:

@@ -5,66 +5,21 @@ The server of the wheel has no TLS of its own: a door before it does.
 
 import asyncio
 import ssl
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from functools import cache
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlencode
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from conveyor.clock import SystemClock
 from conveyor.engines.redis import RedisEngine
 from tests.servers.redis import redis, with_prefix
+from tests.support.certificates import certificates
 from tests.support.clocks import ManualClock
 
 USER = "conveyor"
 PASSWORD = "p@ss/w?rd#:"
 # As in docs/how-to/redis.md.
 RIGHTS = "+@read +@write -@dangerous +@connection +eval +evalsha +time +info +cluster|slots"
-
-_folder = tempfile.TemporaryDirectory(prefix="conveyor-tls-")
-
-
-@cache
-def certificates() -> dict[str, str]:
-    """Files: `ca`, and `cert` with its `key`, which are the server's and the client's."""
-    ca_key, ca_name = _key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
-    ca = _certificate(ca_name, ca_name, ca_key, ca_key, x509.BasicConstraints(ca=True, path_length=0))
-    key, name = _key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    cert = _certificate(
-        name, ca_name, key, ca_key, x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    files = {"ca": ca.public_bytes(pem), "cert": cert.public_bytes(pem), "key": private}
-    for file, content in files.items():
-        (Path(_folder.name) / file).write_bytes(content)
-    return {file: str(Path(_folder.name) / file) for file in files}
-
-
-def _key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _certificate(
-    name: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    signer: ec.EllipticCurvePrivateKey,
-    extension: x509.ExtensionType,
-) -> x509.Certificate:
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).add_extension(extension, critical=False)
-    valid = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-    return valid.sign(signer, hashes.SHA256())
 
 
 @asynccontextmanager

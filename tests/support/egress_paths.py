@@ -308,6 +308,11 @@ PATHS: tuple[EgressPath, ...] = (
         allowed=_BY_GATEWAY,
     ),
     EgressPath(
+        "fetch, SOCKS proxy of the job",
+        _fetching(lambda world, url: (FAR, {"gateway": Gateway(proxy=url.replace("http", "socks5h", 1))})),
+        allowed=_BY_GATEWAY | {"bad_input"},
+    ),
+    EgressPath(
         "fetch, template of the job",
         _fetching(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
         allowed=_BY_GATEWAY,
@@ -407,6 +412,7 @@ _HANDS_ON = "hands a guard or a reader on"
 MODULES: dict[str, tuple[str, ...] | str] = {
     "accept.scheduler": _HANDS_ON,
     "accept.sources": ("list of a schedule",),
+    "egress.ca_bundle": "builds a client to check certificates, and sends nothing",
     "egress.clients": _EGRESS,
     "egress.heads": _EGRESS,
     "egress.outbound": ("webhook", "list"),

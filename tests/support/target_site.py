@@ -90,13 +90,14 @@ class Listener:
     def __init__(self, host: str = "127.0.0.1", *, tls: bool = False) -> None:
         self.host = host
         self.tls = tls
+        # Another than that of these tests, if it is set before the server opens.
+        self.context = tls_context() if tls else None
         self.port = 0
         self.connections = 0
         self._open: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        context = tls_context() if self.tls else None
-        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=context)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=self.context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -34,6 +34,8 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "worker_concurrency": ("512", 512),
     "allow_private_targets": ("true", True),
     "gateway": ("http://proxy:3128", "http://proxy:3128"),
+    "ca_bundle": ("/etc/ssl/corporate.pem", Path("/etc/ssl/corporate.pem")),
+    "allow_insecure": ("true", True),
     "max_request_bytes": ("2048", 2048),
     "max_inline_tasks": ("10", 10),
     "sync_task_limit": ("5", 5),

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from conveyor.accept.option_limits import check_body_budget, check_limits
+from conveyor.accept.option_limits import check_body_budget, check_insecure, check_limits
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
@@ -51,6 +51,8 @@ def override_options(settings: Settings, job: Job, changes: Mapping[str, Any], a
     check_limits(spec)
     if "max_body_bytes" in changes:
         check_body_budget(spec, settings)
+    if {"insecure", "gateway"}.intersection(changes):
+        check_insecure(spec, settings)
     return spec.options()
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from conveyor.accept.spec import JobSpec
 from conveyor.egress.body_budget import largest_body
+from conveyor.egress.routes import operator_gateway
 from conveyor.errors import InvalidField
 from conveyor.jobs.secrets import HIDDEN
-from conveyor.lists.gateways import gateway_problem
+from conveyor.lists.gateways import gateway_problem, insecure_problem
 from conveyor.lists.inputs import headers_problem
 from conveyor.lists.templates import export_problem
 from conveyor.model import (
@@ -106,6 +107,9 @@ def check_limits(spec: JobSpec) -> None:
     _check_gateway(spec.gateway)
     if spec.robots is RobotsMode.OBEY and spec.kind not in PACED_KINDS:
         raise InvalidField('`robots: obey` is for the kinds "fetch" and "download".', field="robots")
+    for field in ("insecure", "http2"):
+        if spec.kind is JobKind.PYTHON and getattr(spec, field):
+            raise InvalidField(f'`{field}` is not for kind "python", which makes no requests.', field=field)
     _check_handler(spec.kind, spec.handler)
     _check_extract(spec)
     _check_changed_from(spec)
@@ -123,6 +127,15 @@ def check_body_budget(spec: JobSpec, settings: Settings) -> None:
             " Raise that setting, or use the kind `download`, which keeps no file in memory.",
             field="max_body_bytes",
         )
+
+
+def check_insecure(spec: JobSpec, settings: Settings) -> None:
+    """Raise InvalidField for a job that would leave certificates unverified, where the operator does not allow it."""
+    if not spec.insecure:
+        return
+    wrong = insecure_problem(spec.gateway, operator_gateway(settings.gateway), settings.allow_insecure)
+    if wrong is not None:
+        raise InvalidField(f"`insecure`: {wrong}.", field="insecure")
 
 
 def _value(spec: JobSpec, path: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from conveyor.accept.cron import check_cron, cron_text, next_fires
-from conveyor.accept.option_limits import MAX_NAME, check_body_budget, check_limits
+from conveyor.accept.option_limits import MAX_NAME, check_body_budget, check_insecure, check_limits
 from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
@@ -326,6 +326,7 @@ class Schedules:
         spec, source = template.spec, template.source
         check_limits(spec)
         check_body_budget(spec, self._settings)
+        check_insecure(spec, self._settings)
         refuse_tokens(spec.notify)
         if spec.changed_from is not None:
             raise InvalidField("Set `changed_only` of the schedule instead.", field="changed_from")

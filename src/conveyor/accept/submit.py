@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
-from conveyor.accept.option_limits import check_body_budget, check_limits
+from conveyor.accept.option_limits import check_body_budget, check_insecure, check_limits
 from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.replace import NOTHING, Replace, ReplacedJobs, check_replaces
 from conveyor.accept.spec import JobSpec
@@ -212,6 +212,7 @@ class Submit:
     def _check_options(self, spec: JobSpec) -> None:
         check_limits(spec)
         check_body_budget(spec, self._system.settings)
+        check_insecure(spec, self._system.settings)
 
     async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
         self._check_options(spec)

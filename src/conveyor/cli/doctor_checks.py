@@ -54,6 +54,7 @@ def all_checks(settings: Settings) -> Iterator[Check]:
         _server,
         _key,
         _targets,
+        _certificates,
     ]
     for check in checks:
         yield check(settings)
@@ -250,6 +251,22 @@ def _targets(settings: Settings) -> Check:
     if settings.allow_private_targets:
         return Check("targets", "warn", "these settings allow private addresses", advice)
     return Check("targets", "ok", "these settings refuse private, loopback and link-local addresses")
+
+
+def _certificates(settings: Settings) -> Check:
+    from conveyor.egress.ca_bundle import count_certificates, read_ca_bundle
+
+    try:
+        bundle = read_ca_bundle(settings.ca_bundle)
+    except InvalidSetting as error:
+        return Check("certificates", "fail", error.message, "Set CONVEYOR_CA_BUNDLE to a file with certificates.")
+    found = "those of the system are trusted"
+    if bundle is not None:
+        found = f"those of the system and {count_certificates(bundle)} of {settings.ca_bundle} are trusted"
+    if settings.allow_insecure:
+        advice = "Unset CONVEYOR_ALLOW_INSECURE unless everyone with a key may leave certificates unverified."
+        return Check("certificates", "warn", f"{found}; jobs may leave certificates unverified", advice)
+    return Check("certificates", "ok", found)
 
 
 def _allowed_by_workers(settings: Settings) -> bool | None:

@@ -153,6 +153,8 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "kind", job["kind"]
     yield "state", now.state.value + (f" ({printable(now.reason)})" if now.reason else "")
     yield "created", text.moment(job.get("created_at"))
+    if job["options"].get("insecure"):
+        yield "insecure", "certificates are not verified"
     if now.state is RunState.INGESTING:
         yield "ingest", view_job(now).done
     yield "total", text.count(now.total)

@@ -20,6 +20,8 @@ from conveyor.cli.shared_options import (
     Gateway,
     Handler,
     Headers,
+    Http2,
+    Insecure,
     Lists,
     MoreOptions,
     Name,
@@ -79,6 +81,8 @@ def run(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    insecure: Insecure = False,
+    http2: Http2 = False,
     patience: Patience = None,
     no_breaker: NoBreaker = False,
     handler: Handler = None,
@@ -93,6 +97,15 @@ def run(
     name: Name = None,
     app: App = None,
     allow_private_targets: AllowPrivate = False,
+    ca_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-bundle",
+            metavar="FILE",
+            help="File with certificates of authorities, in PEM, to trust besides those of the system. "
+            "[CONVEYOR_CA_BUNDLE]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a list of tasks and write the results to a file.
@@ -125,6 +138,7 @@ def run(
             is_default,
         )
         from conveyor.client.export_folder import check_folder, is_folder
+        from conveyor.egress.ca_bundle import read_ca_bundle
 
     # `.` and `..` have no name for what goes beside them.
     path, is_directory = Path(out) if Path(out).name.strip(".") else Path(out).resolve(), is_folder(out)
@@ -149,6 +163,8 @@ def run(
         timeout=timeout,
         headers=header,
         gateway=gateway,
+        insecure=insecure,
+        http2=http2,
         patience=patience,
         no_breaker=no_breaker,
         name=name,
@@ -165,7 +181,10 @@ def run(
     # As a server checks them, and before anything is opened, staged or started.
     check_limits(decode_spec(json.dumps(spec).encode()))
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
+    # The jobs are those of the user, who decides by --insecure; a run that is resumed may have had it.
+    flags |= {"ca_bundle": ca_bundle, "allow_insecure": True}
     settings = Settings.load(data=data, **flags)
+    read_ca_bundle(settings.ca_bundle)
     temporary = data is None and is_default(settings)
     if temporary:
         settings = Settings.load(data=default_data(path), **flags)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from conveyor.cli.guard import complain
 from conveyor.cli.job_defaults import with_job_defaults
 from conveyor.errors import BadInput
 from conveyor.model import OnExhausted, OnInvalid, Pace
@@ -127,9 +128,22 @@ Gateway = Annotated[
         "--gateway",
         metavar="URL",
         rich_help_panel=_JOB,
-        help="Fetch through an HTTP proxy, or through an API given as a URL template with {url}. Repeat it for a pool: "
-        "tasks go through one or the other. [CONVEYOR_GATEWAY]",
+        help="Fetch through a proxy (http, https or socks5h), or through an API given as a URL template with {url}. "
+        "Repeat it for a pool: tasks go through one or the other. [CONVEYOR_GATEWAY]",
     ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        rich_help_panel=_JOB,
+        help="Verify no certificate of the sites: anyone on the way can read and change requests and responses. A "
+        "server must allow it (CONVEYOR_ALLOW_INSECURE).",
+    ),
+]
+Http2 = Annotated[
+    bool,
+    typer.Option("--http2", rich_help_panel=_JOB, help="Speak HTTP/2 with sites that choose it. [HTTP/1.1]"),
 ]
 Patience = Annotated[
     float | None,
@@ -237,6 +251,8 @@ def job_spec(
     timeout: float | None = None,
     headers: list[str] | None = None,
     gateway: list[str] | None = None,
+    insecure: bool = False,
+    http2: bool = False,
     name: str | None = None,
     on_invalid: OnInvalid | None = None,
     retention_days: float | None = None,
@@ -278,10 +294,16 @@ def job_spec(
         "breaker": {"enabled": False} if no_breaker else None if patience is None else {"patience": patience},
         "on_exhausted": on_exhausted.value if on_exhausted else None,
         "gateway": _gateways(gateway) if gateway else None,
+        "insecure": insecure or None,
+        "http2": http2 or None,
     }
     own = {field: value for field, value in spec.items() if value is not None}
     merged = merged_options(own, option or [], None if options is None else _read_json("--options", options))
-    return with_job_defaults(merged) if is_new else merged
+    complete = with_job_defaults(merged) if is_new else merged
+    if complete.get("insecure") is True:
+        # Here, so that no command leaves it out.
+        complain("Warning: certificates are not verified. Anyone on the way can read and change what is sent.")
+    return complete
 
 
 # Fields of a request for a job, and arguments of the client, that arguments and flags set.

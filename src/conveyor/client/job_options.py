@@ -142,6 +142,8 @@ class JobOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     success_statuses: Sequence[int]
     gateway: GatewayOptions | None
+    insecure: bool
+    http2: bool
     robots: Literal["obey", "ignore"] | None
     handler: str | None
     extract: str | None

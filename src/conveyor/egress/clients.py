@@ -1,5 +1,5 @@
 """HTTP clients, built once and cached. A route gets one by how it connects: to any address, to a pinned address, or
-through a proxy.
+through a proxy. Jobs that differ in how they use TLS have clients of their own.
 
 A client leaves the cache without being closed: its requests in flight finish, then its connections close.
 """
@@ -8,6 +8,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from pyreqwest.client import Client, ClientBuilder
@@ -29,6 +30,11 @@ MAX_PROXIED = 64
 BUILD_PAUSE = 0.02
 # A streaming client has no total timeout. Readers have shorter timeouts; this one ends abandoned requests.
 STREAM_SILENCE = 300.0
+# HTTP/2 sends at most a window ahead of its reader. The defaults of 64 KiB slow down what comes from far away; that for
+# headers is less than HTTP/1.1 gets.
+_STREAM_WINDOW = 1024 * 1024
+_CONNECTION_WINDOW = 16 * 1024 * 1024
+_MAX_HEADERS = 256 * 1024
 
 
 def connect_step(seconds: float) -> float:
@@ -54,13 +60,28 @@ class Proxy(NamedTuple):
     connect: float
 
 
+class TlsMode(NamedTuple):
+    """What a job says about TLS. `insecure`: no certificate is verified. `http2`: servers may choose HTTP/2 in the
+    handshake."""
+
+    insecure: bool = False
+    http2: bool = False
+
+
 class Clients:
-    """All clients of one executor. `root_certificate` is a PEM to trust besides the public authorities. With
-    `streaming`, bodies have no total timeout. No client decodes a body: decoding.py does."""
+    """All clients of one mode. `root_certificate` are certificates, as PEM, to trust besides the public authorities.
+    With `streaming`, bodies have no total timeout. No client decodes a body: decoding.py does."""
 
     def __init__(
-        self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
+        self,
+        clock: Clock,
+        user_agent: str,
+        root_certificate: bytes | None = None,
+        *,
+        streaming: bool = False,
+        mode: TlsMode = TlsMode(),  # noqa: B008  (frozen)
     ) -> None:
+        self.mode = mode
         self._streaming = streaming
         self._clock = clock
         self._user_agent = user_agent
@@ -172,7 +193,37 @@ class Clients:
         )
         if self._streaming:
             builder = builder.read_timeout(timedelta(seconds=STREAM_SILENCE))
+        if self.mode.http2:
+            builder = (
+                builder.http2(True)
+                .http2_initial_stream_window_size(_STREAM_WINDOW)
+                .http2_initial_connection_window_size(_CONNECTION_WINDOW)
+                .http2_max_header_list_size(_MAX_HEADERS)
+            )
+        if self.mode.insecure:
+            builder = builder.danger_accept_invalid_certs(True)
         return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
+
+
+class ModeClients:
+    """The clients of one executor, by mode."""
+
+    def __init__(
+        self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
+    ) -> None:
+        self._make = partial(Clients, clock, user_agent, root_certificate, streaming=streaming)
+        self.usual = self._make()
+        self._by_mode = {self.usual.mode: self.usual}
+
+    def of(self, mode: TlsMode) -> Clients:
+        clients = self._by_mode.get(mode)
+        if clients is None:
+            clients = self._by_mode[mode] = self._make(mode=mode)
+        return clients
+
+    async def close(self) -> None:
+        for clients in self._by_mode.values():
+            await clients.close()
 
 
 def _settle(wanted: asyncio.Future[Client], result: Client | Exception) -> None:

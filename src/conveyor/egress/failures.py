@@ -42,8 +42,25 @@ from conveyor.errors import BadInput
 from conveyor.model import TaskError
 
 _CONNECTING = "client error (Connect)"
-# A truncated body.
-_TRUNCATED = frozenset({"error reading a body from connection"})
+# A truncated body, or a request over HTTP/2 that the server ended without a response.
+_TRUNCATED = frozenset({"error reading a body from connection", "http2 error"})
+# What a SOCKS proxy says about the way from itself to the target.
+_BEYOND_SOCKS = frozenset(
+    f"SOCKS error: {reply}"
+    for reply in ("network unreachable", "host unreachable", "connection refused", "ttl expired")
+)
+_REFUSED_CREDENTIALS = frozenset(
+    {
+        "tunnel error: proxy authorization required",
+        "SOCKS error: server does not support user/pass authentication",
+        "SOCKS error: server implements authentication incorrectly",
+        "SOCKS error: credentials not accepted",
+    }
+)
+PROXY_CREDENTIALS = (
+    "the proxy refuses the request without other credentials: put user:password@ before the host in its URL, or "
+    "Proxy-Authorization into the headers of the gateway"
+)
 _TEXTS = {
     "timeout": "the attempt took longer than its timeout",
     "connect_timeout": "no connection within the connect timeout",
@@ -69,10 +86,15 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception, gateway_codes: frozenset[str]) -> TaskError:
-    """The code and the message for an error. Codes in `blamed` become failures of the gateway."""
+    """The code and the message for an error. Codes in `gateway_codes` become failures of the gateway."""
     failure = _failure(error)
     if failure.code not in gateway_codes:
         return failure
+    last = _causes(error)[-1:] if isinstance(error, PyreqwestError) else []
+    if not _BEYOND_SOCKS.isdisjoint(last):
+        return failure
+    if not _REFUSED_CREDENTIALS.isdisjoint(last):
+        return TaskError("gateway_failed", PROXY_CREDENTIALS)
     return TaskError("gateway_failed", f"{_TEXTS['gateway_failed']}: {failure.message}")
 
 
@@ -129,6 +151,8 @@ def _connect_code(causes: list[str]) -> str:
     if "dns error" in causes:
         return "dns_failed"
     last = causes[-1]
+    if "error connecting to socks proxy" in causes:
+        return "connect_failed"
     if "tcp connect error" in causes or "os error" in last or last.startswith("tunnel error") or "eof" in last:
         return "connect_failed"
     return "tls_failed"

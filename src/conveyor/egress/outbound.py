@@ -59,8 +59,8 @@ class PostReply(NamedTuple):
 
 
 class Outbound:
-    """Sends requests. One per event loop; it closes its guard. `root_certificate` is a PEM to trust besides the public
-    authorities."""
+    """Sends requests. One per event loop; it closes its guard. `root_certificate` are certificates, as PEM, to trust
+    besides the public authorities."""
 
     def __init__(self, guard: TargetGuard, *, root_certificate: bytes | None = None) -> None:
         self._guard = guard

@@ -15,6 +15,8 @@ from conveyor.egress.decoding import PIECE, BodyDecoder, codings_of
 from conveyor.egress.failures import Failure
 from conveyor.egress.heads import ResponseHead
 
+_BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+
 
 def is_small_and_plain(head: ResponseHead, method: str, limit: int) -> bool:
     """Whether the body, as nearly every one, needs no decoder and no budget: `response.bytes()` is what `read_body`
@@ -27,7 +29,7 @@ def is_small_and_plain(head: ResponseHead, method: str, limit: int) -> bool:
 
 
 def declared_length(head: ResponseHead) -> int | None:
-    """What Content-Length declares; None if there is none. The client has checked it, and enforces it."""
+    """What Content-Length declares; None if there is none. The client has checked it, and enforces it over HTTP/1.1."""
     text = head.fields.get("content-length")
     if text is None:
         return None
@@ -37,6 +39,14 @@ def declared_length(head: ResponseHead) -> int | None:
         # A list of equal numbers (RFC 9112, 6.3), which the client accepts.
         first = text.partition(",")[0].strip()
         return int(first) if first.isdecimal() else None
+
+
+def check_length(head: ResponseHead, method: str, body: bytes) -> None:
+    """Raise Failure if the body, which is not encoded, has another length than its head declares. Over HTTP/2 the
+    client takes a response that the server ends early, without an error, for a whole one."""
+    declared = None if method == "HEAD" or head.status in _BODILESS else declared_length(head)
+    if declared is not None and len(body) != declared:
+        raise Failure("read_failed", f"the body has {len(body)} bytes of {declared}", head.status)
 
 
 async def read_body(

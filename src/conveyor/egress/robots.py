@@ -193,6 +193,7 @@ class Robots:
             try:
                 async with builder.build_streamed() as response:
                     head = read_ascii_head(response) or await self._clients.read_head(response)
+                    route.check_status(request, head.status)
                     if head.status not in REDIRECT_STATUSES or "location" not in head.fields:
                         body = b"" if head.status >= 300 else await _first_bytes(response, head)
                         return head, body
@@ -242,6 +243,9 @@ class _ObeyingRoute:
         self._route = route
         self.gateway_codes = route.gateway_codes
         self.scope = route.scope
+
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        self._route.check_status(request, status)
 
     def unwrap(self, location: str) -> str:
         return self._route.unwrap(location)

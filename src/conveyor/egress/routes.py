@@ -10,10 +10,39 @@ from pyreqwest.client import Client
 from pyreqwest.http import Url
 
 from conveyor.egress import clients
-from conveyor.egress.clients import Clients, Pin
+from conveyor.egress.clients import Clients, ModeClients, Pin, TlsMode
+from conveyor.egress.failures import PROXY_CREDENTIALS, Failure
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import TargetGuard, ip_literal
-from conveyor.model import Gateway, PooledGateway
+from conveyor.model import Gateway, Options, PooledGateway
+
+# The only scheme of SOCKS that has the proxy resolve names: with socks5:// this machine would, past the guard.
+SOCKS = "socks5h"
+_CREDENTIALS_REQUIRED = 407
+
+_SOCKS_PORT = 1080
+
+
+def is_socks(proxy: str) -> bool:
+    """Whether this is the URL of a SOCKS proxy."""
+    return proxy.lower().startswith(f"{SOCKS}:")
+
+
+def parse_proxy(proxy: str) -> Url:
+    """The URL of a proxy; of a SOCKS proxy with the scheme http. The parser leaves hosts as they are (LOCALHOST, 127.1)
+    behind schemes that it does not know, and the guard would check another name than the client connects to. Raises
+    ValueError."""
+    if not is_socks(proxy):
+        return Url(proxy)
+    url = Url(f"http{proxy[len(SOCKS) :]}")
+    # Port 80 is that of http, which the parser leaves out.
+    return url.with_port(Url(proxy).port or _SOCKS_PORT)
+
+
+def _socks_address(parsed: Url) -> str:
+    password = "" if parsed.password is None else f":{parsed.password}"
+    user = f"{parsed.username}{password}@" if parsed.username or password else ""
+    return f"{SOCKS}://{user}{parsed.host_str}:{parsed.port_or_known_default}"
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False):
@@ -33,6 +62,9 @@ class Route(Protocol):
     # Routes with the same scope reach the same sites in the same way.
     scope: Hashable
 
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        """Raise Failure if the answer is not the target's, but that of a proxy which wants other credentials."""
+
     def unwrap(self, location: str) -> str:
         """The Location of a redirect as the target meant it: some gateways put their own URL around it."""
 
@@ -48,10 +80,13 @@ class Free:
     """Directly to any target: the operator allows private ones."""
 
     gateway_codes: frozenset[str] = frozenset()
-    scope: Hashable = None
 
     def __init__(self, cache: Clients) -> None:
         self._clients = cache
+        self.scope: Hashable = cache.mode
+
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        pass
 
     def unwrap(self, location: str) -> str:
         return location
@@ -67,11 +102,14 @@ class Direct:
     """Directly to the target, at the address that the guard has checked."""
 
     gateway_codes: frozenset[str] = frozenset()
-    scope: Hashable = None
 
     def __init__(self, cache: Clients, guard: TargetGuard) -> None:
         self._clients = cache
+        self.scope: Hashable = cache.mode
         self._guard = guard
+
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        pass
 
     def unwrap(self, location: str) -> str:
         return location
@@ -110,7 +148,7 @@ class Direct:
 
 
 class ThroughProxy:
-    """Through an HTTP proxy, which resolves the names. The guard refuses names that look local."""
+    """Through an HTTP or a SOCKS proxy, which resolves the names. The guard refuses names that look local."""
 
     gateway_codes = frozenset({"connect_failed", "connect_timeout", "dns_failed"})
 
@@ -118,12 +156,18 @@ class ThroughProxy:
         assert gateway.proxy is not None
         self._clients = cache
         self._guard = guard
-        self._url = gateway.proxy
-        self._parsed = Url(gateway.proxy)
+        self._is_socks = is_socks(gateway.proxy)
+        self._parsed = parse_proxy(gateway.proxy)
+        self._url = _socks_address(self._parsed) if self._is_socks else gateway.proxy
         self._host = self._parsed.host_str or ""
         self._headers = tuple(gateway.headers.items())
-        self.scope: Hashable = (gateway.proxy, self._headers)
+        self.scope: Hashable = (cache.mode, gateway.proxy, self._headers)
         self._trusted = trusted
+
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        # What comes through a tunnel is the target's.
+        if status == _CREDENTIALS_REQUIRED and request.url.scheme == "http" and not self._is_socks:
+            raise Failure("gateway_failed", PROXY_CREDENTIALS)
 
     def unwrap(self, location: str) -> str:
         return location
@@ -158,11 +202,14 @@ class ThroughTemplate:
         self._direct = Direct(cache, guard)
         self._template = gateway.url
         self._headers = tuple(gateway.headers.items())
-        self.scope: Hashable = (gateway.url, self._headers)
+        self.scope: Hashable = (cache.mode, gateway.url, self._headers)
         self._trusted = trusted
         before, _, self._after = gateway.url.partition("{url}")
         # A gateway that rewrites redirects leads to itself, by its whole URL or by its path.
         self._befores = (before, before[len(Url(before).origin_ascii or "") :])
+
+    def check_status(self, request: OutgoingRequest, status: int) -> None:
+        pass
 
     def unwrap(self, location: str) -> str:
         for before in self._befores:
@@ -200,10 +247,19 @@ def route_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, tru
     return ThroughTemplate(cache, guard, gateway, trusted=trusted)
 
 
-def routes_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, trusted: bool) -> tuple[Route, ...]:
-    """The route through each gateway of a pool; one route if there is no pool."""
-    members = (None,) if gateway is None else gateway.members
-    return tuple(route_of(member, cache, guard, trusted=trusted) for member in members)
+def job_routes(
+    options: Options, operators: Gateway | None, clients_by_mode: ModeClients, guard: TargetGuard
+) -> tuple[Route, ...]:
+    """The routes for a job's requests: one through each gateway of its pool; one if there is no pool. `operators` is
+    the gateway for jobs that name none."""
+    gateway, trusted = options.gateway or operators, options.gateway is None
+    routes = []
+    for member in (None,) if gateway is None else gateway.members:
+        # A job decides about its own connections: the operator's API, which gets the operator's key, is verified.
+        is_operators_api = trusted and member is not None and member.url is not None
+        mode = TlsMode(options.insecure and not is_operators_api, options.http2)
+        routes.append(route_of(member, clients_by_mode.of(mode), guard, trusted=trusted))
+    return tuple(routes)
 
 
 def operator_gateway(text: str | None) -> Gateway | None:

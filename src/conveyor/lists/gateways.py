@@ -2,12 +2,32 @@
 
 from pyreqwest.http import Url
 
+from conveyor.egress.routes import SOCKS, is_socks, parse_proxy
 from conveyor.lists.inputs import headers_problem
-from conveyor.model import Gateway
+from conveyor.model import Gateway, Options
 
 MAX_GATEWAY_URL = 8192
 MAX_POOL = 50
 MAX_WEIGHT = 100
+
+
+def route_problem(options: Options, operators: Gateway | None, allows_insecure: bool) -> str | None:
+    """What keeps a job's requests from leaving, or None: its gateway or the operator's, and whether it may leave
+    certificates unverified."""
+    gateway = options.gateway or operators
+    wrong = None if gateway is None else gateway_problem(gateway)
+    return wrong or (insecure_problem(options.gateway, operators, allows_insecure) if options.insecure else None)
+
+
+def insecure_problem(own: Gateway | None, operators: Gateway | None, is_allowed: bool) -> str | None:
+    """Why a job with these gateways, its own and the operator's, may not leave certificates unverified, or None."""
+    if not is_allowed:
+        return "certificates must be verified here; CONVEYOR_ALLOW_INSECURE allows jobs not to"
+    # The client verifies both the proxy, which gets the operator's password, and the targets behind it, or neither.
+    used = () if own is not None or operators is None else operators.members
+    if any((member.proxy or "").lower().startswith("https:") for member in used):
+        return "certificates must be verified behind the https proxy in CONVEYOR_GATEWAY"
+    return None
 
 
 def gateway_problem(gateway: Gateway) -> str | None:
@@ -35,17 +55,20 @@ def _single_gateway_problem(gateway: Gateway) -> str | None:
     wrong = _proxy_problem(gateway.proxy) if gateway.proxy is not None else _template_problem(gateway.url or "")
     # Proxy credentials go in a header that is forbidden for targets.
     headers = {name: text for name, text in gateway.headers.items() if name.lower() != "proxy-authorization"}
+    if gateway.headers and is_socks(gateway.proxy or ""):
+        wrong = wrong or "a SOCKS proxy gets no headers; put user:password@ before its host"
     return wrong or headers_problem(headers if gateway.proxy is not None else gateway.headers)
 
 
 def _proxy_problem(proxy: str) -> str | None:
     try:
-        url = Url(proxy)
+        given, url = Url(proxy), parse_proxy(proxy)
     except ValueError as error:
         return f"the proxy is not a URL: {error}"
-    # With SOCKS this machine would resolve the names of targets, past the guard.
-    if url.scheme not in {"http", "https"} or not url.host_str or url.port == 0:
-        return "the proxy must be http://host:port or https://host:port"
+    if given.scheme != SOCKS and given.scheme.startswith("socks"):
+        return f"{given.scheme}:// is not supported; use {SOCKS}://host:port, with which the proxy resolves names"
+    if url.scheme not in {"http", "https"} or not given.host_str or given.port == 0:
+        return f"the proxy must be http://host:port, https://host:port or {SOCKS}://host:port"
     return None
 
 

@@ -45,6 +45,7 @@ function urlOf(input) {
 export function curlOf(input, url, options) {
   const parts = ["curl"];
   if (options.gateway?.proxy) parts.push("--proxy", '"$PROXY"');
+  if (options.insecure) parts.push("--insecure");
   if (input?.method && input.method !== "GET") parts.push("-X", quoted(String(input.method)));
   const own = Array.isArray(input?.headers) ? input.headers : Object.entries(input?.headers ?? {});
   const names = new Set(own.map((/** @type {[string, string]} */ [name]) => name.toLowerCase()));

@@ -15,16 +15,17 @@ from pyreqwest.response import Response
 
 from conveyor import __version__
 from conveyor.clock import Clock
-from conveyor.egress.clients import Clients, connect_step
+from conveyor.egress.ca_bundle import read_ca_bundle
+from conveyor.egress.clients import ModeClients, connect_step
 from conveyor.egress.failures import Failure, failure_of, is_connecting
 from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
 from conveyor.egress.robots import Robots, RobotsUnavailable
-from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
+from conveyor.egress.routes import Hop, Route, job_routes, operator_gateway
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import BadInput, InvalidSetting
-from conveyor.lists.gateways import gateway_problem
+from conveyor.lists.gateways import gateway_problem, route_problem
 from conveyor.lists.inputs import headers_problem
 from conveyor.model import Job, JobId, Options
 from conveyor.settings import Settings
@@ -53,14 +54,17 @@ class OpenResponse(msgspec.Struct):
 
 
 class Exchange:
-    """The clients and routes of one executor. `root_certificate` is a PEM to trust beside the system's."""
+    """The clients and routes of one executor. `root_certificate` is a PEM to trust beside the system's, instead of the
+    operator's."""
 
     def __init__(
         self, settings: Settings, clock: Clock, guard: TargetGuard, *, root_certificate: bytes | None = None
     ) -> None:
         self._guard = guard
-        self._clients = Clients(clock, USER_AGENT, root_certificate, streaming=True)
-        self._robots = Robots(self._clients, guard, clock, USER_AGENT)
+        trusted = root_certificate or read_ca_bundle(settings.ca_bundle)
+        self._clients = ModeClients(clock, USER_AGENT, trusted, streaming=True)
+        self._allows_insecure = settings.allow_insecure
+        self._robots = Robots(self._clients.usual, guard, clock, USER_AGENT)
         self._gateway = operator_gateway(settings.gateway)
         self._plans: Lru[tuple[JobId, int], ExchangePlan] = Lru(MAX_PLANS)
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
@@ -79,15 +83,12 @@ class Exchange:
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
         options = job.options
-        gateway = options.gateway or self._gateway
-        wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        wrong = headers_problem(options.headers) or route_problem(options, self._gateway, self._allows_insecure)
         if wrong is not None:
             raise BadInput(wrong)
-        members = (None,) if gateway is None else gateway.members
+        routes = job_routes(options, self._gateway, self._clients, self._guard)
         # A reference may have been taken before the job's pool changed.
-        chosen = members[member if member < len(members) else 0]
-        route = route_of(chosen, self._clients, self._guard, trusted=options.gateway is None)
-        route = self._robots.obeyed(job, route)
+        route = self._robots.obeyed(job, routes[member if member < len(routes) else 0])
         plan = ExchangePlan(options, route, tuple(options.headers.items()), connect_step(options.connect_timeout))
         return self._plans.put((job.job_id, member), plan)
 
@@ -109,7 +110,8 @@ class Exchange:
         try:
             for _ in range(max_redirects + 1):
                 response = await self._send(stack, plan, request, patience, connect)
-                head = read_ascii_head(response) or await self._clients.read_head(response)
+                head = read_ascii_head(response) or await self._clients.usual.read_head(response)
+                plan.route.check_status(request, head.status)
                 if max_redirects == 0 or head.status not in REDIRECT_STATUSES or "location" not in head.fields:
                     return OpenResponse(response, head, request)
                 await stack.aclose()

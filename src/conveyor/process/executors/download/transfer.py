@@ -289,6 +289,9 @@ class Transfer:
             self._pace.add(max(size, len(chunk)))
         if self._decoder is not None:
             self._decoder.finish()
+        elif end.at is not None and self._pieces.offset < end.at:
+            # Over HTTP/2 the client takes a response that the server ends early, without an error, for a whole one.
+            raise Failure("read_failed", "the response ended before it was complete")
         self._ended = end.total is None or self._pieces.offset == end.total
 
     async def _keep(self, data: memoryview, end: "ResponseEnd") -> None:

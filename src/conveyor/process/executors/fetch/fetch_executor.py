@@ -21,19 +21,20 @@ from conveyor import __version__
 from conveyor.clock import Clock
 from conveyor.egress import descriptors
 from conveyor.egress.body_budget import BodyBudget, largest_body
-from conveyor.egress.clients import Clients, connect_step
+from conveyor.egress.ca_bundle import read_ca_bundle
+from conveyor.egress.clients import ModeClients, connect_step
 from conveyor.egress.decoding import ACCEPTED, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of, is_connecting
 from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
 from conveyor.egress.origins import make_origin, origin_of
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
-from conveyor.egress.responses import is_small_and_plain, phrase, read_body, retry_after
+from conveyor.egress.responses import check_length, is_small_and_plain, phrase, read_body, retry_after
 from conveyor.egress.robots import Robots, RobotsUnavailable
-from conveyor.egress.routes import Hop, Route, operator_gateway, routes_of
+from conveyor.egress.routes import Hop, Route, job_routes, operator_gateway
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.errors import BadInput, InvalidSetting
-from conveyor.lists.gateways import gateway_problem
+from conveyor.lists.gateways import gateway_problem, route_problem
 from conveyor.lists.inputs import (
     MAX_TIMEOUT,
     FetchInput,
@@ -112,8 +113,8 @@ class ReachedHop(msgspec.Struct, gc=False):
 
 
 class FetchExecutor(LocalExecutor):
-    """Runs tasks of kind fetch. One for each event loop. `root_certificate` is a PEM to trust beside the system's;
-    `room` is passed on to BodyBudget."""
+    """Runs tasks of kind fetch. One for each event loop. `root_certificate` is a PEM to trust beside the system's,
+    instead of the operator's; `room` is passed on to BodyBudget."""
 
     def __init__(
         self,
@@ -129,8 +130,10 @@ class FetchExecutor(LocalExecutor):
         self._largest_body = largest_body(settings.body_budget_bytes, settings.fetchers)
         self._clock = clock
         self._guard = guard
-        self._clients = Clients(clock, USER_AGENT, root_certificate)
-        self._robots = Robots(self._clients, guard, clock, USER_AGENT)
+        trusted = root_certificate or read_ca_bundle(settings.ca_bundle)
+        self._clients = ModeClients(clock, USER_AGENT, trusted)
+        self._allows_insecure = settings.allow_insecure
+        self._robots = Robots(self._clients.usual, guard, clock, USER_AGENT)
         self._gateway = operator_gateway(settings.gateway)
         self._plans: Lru[JobId, FetchPlan] = Lru(MAX_PLANS)
         # Most attempts are of the same job as the one before.
@@ -232,8 +235,9 @@ class FetchExecutor(LocalExecutor):
                 response = await sent.__aenter__()
                 reached.head_at = self._clock.monotonic()
                 try:
-                    answer = read_ascii_head(response) or await self._clients.read_head(response)
+                    answer = read_ascii_head(response) or await self._clients.usual.read_head(response)
                     reached.status = answer.status
+                    route.check_status(request, answer.status)
                     if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
                         # A job may be older than the setting, or was accepted under another one.
                         limit = min(plan.options.max_body_bytes, self._largest_body)
@@ -268,6 +272,8 @@ class FetchExecutor(LocalExecutor):
             return unchanged_outcome(request, answer)
         if codings_of(answer):
             answer = decoded_head(answer)
+        elif plan.options.http2:
+            check_length(answer, request.method, body)
         outcome = Outcome(
             TaskStatus.SUCCEEDED,
             http_status=answer.status,
@@ -307,11 +313,10 @@ class FetchExecutor(LocalExecutor):
 
     def _make_plan(self, job: Job) -> FetchPlan:
         options = job.options
-        gateway = options.gateway or self._gateway
-        wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        wrong = headers_problem(options.headers) or route_problem(options, self._gateway, self._allows_insecure)
         headers = tuple(options.headers.items())
-        trusted = options.gateway is None
-        routes = routes_of(None if wrong else gateway, self._clients, self._guard, trusted=trusted)
+        # With a problem, no route is used.
+        routes = job_routes(Options() if wrong else options, self._gateway, self._clients, self._guard)
         return FetchPlan(
             options=options,
             routes=tuple(self._robots.obeyed(job, route) for route in routes),
