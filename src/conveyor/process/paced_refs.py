@@ -172,6 +172,8 @@ class PacedRefs(Generic[T]):
 
     def count_promising(self, limit: int) -> int:
         """Return how many of those that wait might start soon: the pace may double with the next outcomes."""
+        if not self._held:
+            return 0
         now = self._clock.monotonic()
         hosts = ((pace, queue) for pace, queue in self._held.items() if now >= pace.paused_until)
         return bounded_sum(

@@ -54,6 +54,10 @@ class RunPermits:
         is_away = self._clock.monotonic() < self._away_until
         return {name: min(wish.want, self._granted(name, is_away=is_away)) for name, wish in wishes.items()}
 
+    def has(self, name: str) -> bool:
+        """Whether the semaphore was asked for, so that permits of it may have to be given back."""
+        return name in self._grants
+
     def forget(self, name: str) -> None:
         """The worker has given up the semaphore."""
         self._grants.pop(name, None)

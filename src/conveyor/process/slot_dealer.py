@@ -59,7 +59,7 @@ class SlotDealer:
     async def deal(self, lanes: Collection[Lane]) -> None:
         """Set the width of every lane."""
         now = self._clock.monotonic()
-        for lane in dict.fromkeys((*self._used, *lanes)):
+        for lane in list(self._used):
             self._count(lane, now)
         self._times.update([(lane.job.tenant, lane.job.run.run_id) for lane in lanes], now)
         demands = {lane.job.run.run_id: self._demand(lane) for lane in lanes}
@@ -67,21 +67,31 @@ class SlotDealer:
         self._slots = slots
         dealt = deal(demands.values(), slots)
         self._narrow(lanes, dealt)
-        granted = await self._permits.acquire(
-            {
-                # The semaphore also counts what runs, so ask for more while attempts of a wider deal go on.
-                run_slots(run_id): PermitWish(max(dealt.get(run_id, 0), lane.attempts), lane.job.options.concurrency)
-                for run_id, lane in ((lane.job.run.run_id, lane) for lane in lanes)
-            }
-        )
+        granted = await self._acquire(lanes, dealt)
         self.is_contended = sum(demand.want for demand in demands.values()) > slots
-        self._set_widths(lanes, {run_id: min(count, granted[run_slots(run_id)]) for run_id, count in dealt.items()})
+        self._set_widths(lanes, {run_id: min(count, granted[run_id]) for run_id, count in dealt.items()})
         is_fleet_full = slots < self._settings.worker_concurrency
         for lane in lanes:
             run_id = lane.job.run.run_id
-            width, permits = dealt.get(run_id, 0), granted[run_slots(run_id)]
+            width, permits = dealt.get(run_id, 0), granted.get(run_id, 0)
             lane.note_starved(is_starved=width > 0 and permits == 0)
             self.note_behind(lane, is_behind=width < demands[run_id].want and permits >= width and not is_fleet_full)
+
+    async def _acquire(self, lanes: Collection[Lane], dealt: Mapping[RunId, int]) -> Mapping[RunId, int]:
+        """Return how many permits each run has here. Runs without slots, of which none is to be given back, have none
+        and are not among them."""
+        wishes: dict[str, PermitWish] = {}
+        names: dict[RunId, str] = {}
+        for lane in lanes:
+            run_id = lane.job.run.run_id
+            # The semaphore also counts what runs, so ask for more while attempts of a wider deal go on.
+            want = max(dealt.get(run_id, 0), lane.attempts)
+            name = run_slots(run_id)
+            if want or self._permits.has(name):
+                names[run_id] = name
+                wishes[name] = PermitWish(want, lane.job.options.concurrency)
+        granted = await self._permits.acquire(wishes)
+        return {run_id: granted[name] for run_id, name in names.items()}
 
     def on_slots_freed(self, lane: Lane) -> None:
         """Attempts beyond the lane's width have ended: pass their slots on."""
@@ -91,6 +101,8 @@ class SlotDealer:
 
     def _pass_on(self, now: float) -> None:
         """Widen lanes that wait for slots by those that are free."""
+        if not self._owed:
+            return
         free = self._slots - self._in_use
         widths: dict[Lane, int] = {}
         while free > 0 and self._owed:
@@ -127,7 +139,9 @@ class SlotDealer:
         for run_id, lane in by_run.items():
             if (width := widths.get(run_id, 0)) <= lane.width and not lane.is_settled(width):
                 lane.set_width(width)
-            self._count(lane, now)
+                self._count(lane, now)
+            elif lane in self._used:
+                self._count(lane, now)
         for run_id, width in widths.items():
             lane = by_run[run_id]
             if width > lane.width:

@@ -112,6 +112,8 @@ class TargetQueues(Generic[T]):
     def count_promising(self, limit: int) -> int:
         """Return how many references might start soon, up to the limit: their passes are almost due, or the coordinator
         has not been asked for their targets."""
+        if not self._promising:
+            return 0
         now = self._now()
         return bounded_sum((target.count_promising(limit, now) for target in self._promising), limit)
 

@@ -392,6 +392,8 @@ class Fetchers(Executor):
 
     def capacity(self, port: Port) -> int:
         """Return how many more references of this lane the fetchers take now."""
+        if port.width == 0:
+            return 0
         return sum(max(0, member.capacity(port, width)) for member, width in self._shares(port))
 
     def attempts(self, port: Port) -> int:

@@ -65,7 +65,7 @@ class RemoteLane(Lane):
 
     @property
     def attempts(self) -> int:
-        return self._fetchers.attempts(self)
+        return self._fetchers.attempts(self) if self._sent else 0
 
     @property
     def portion(self) -> int:
@@ -367,6 +367,9 @@ class RemoteLane(Lane):
         self._sending = self._spawn(send())
 
     def _hand_over(self, entries: list[LeasedRef]) -> None:
+        if not entries and not self._sent:
+            # Nothing runs, and the next references carry the width.
+            return
         entries = self._fail_late(entries)
         self._gate.assign_gateways(entries)
         self._count_sent(len(entries))
