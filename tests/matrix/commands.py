@@ -32,6 +32,8 @@ OTHER_FLAGS = {
     "--name",
     "--header",
     "--gateway",
+    "--insecure",
+    "--http2",
     "--handler",
     "--extract",
     "--drop-bodies",

@@ -12,6 +12,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+# What an authority's key is for.
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 _folder = tempfile.TemporaryDirectory(prefix="conveyor-tls-")
 
 
@@ -19,11 +31,12 @@ _folder = tempfile.TemporaryDirectory(prefix="conveyor-tls-")
 def certificates() -> dict[str, str]:
     """Files: `ca`, and `cert` with its `key`, which are the server's and the client's."""
     ca_key, ca_name = _key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
-    ca = _certificate(ca_name, ca_name, ca_key, ca_key, x509.BasicConstraints(ca=True, path_length=0))
-    key, name = _key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    cert = _certificate(
-        name, ca_name, key, ca_key, x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    ca = _certificate(
+        ca_name, ca_name, ca_key, ca_key, (x509.BasicConstraints(ca=True, path_length=0), True), (_SIGNS, True)
     )
+    key, name = _key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    cert = _certificate(name, ca_name, key, ca_key, (names, False))
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     files = {"ca": ca.public_bytes(pem), "cert": cert.public_bytes(pem), "key": private}
@@ -41,11 +54,19 @@ def _certificate(
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
-    extension: x509.ExtensionType,
+    *extensions: tuple[x509.ExtensionType, bool],
 ) -> x509.Certificate:
+    """With these extensions, and whether each is critical. Python 3.13 verifies as strictly as RFC 5280 asks for: a
+    certificate names its key and that of its authority."""
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).add_extension(extension, critical=False)
+    builder = builder.serial_number(x509.random_serial_number())
+    keys = (
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    )
+    for extension, is_critical in (*keys, *extensions):
+        builder = builder.add_extension(extension, critical=is_critical)
     valid = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
     return valid.sign(signer, hashes.SHA256())
 
