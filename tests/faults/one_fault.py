@@ -17,7 +17,7 @@ import conveyor
 from conveyor.engines.records import Records
 from conveyor.errors import EngineFailed
 from conveyor.system import System
-from conveyor.telemetry.seams import PROTOCOLS
+from conveyor.telemetry.seams import PROTOCOLS, is_stream
 
 # Calls that change nothing: whether one of them fails before or after is the same to everybody.
 READS = {
@@ -110,10 +110,14 @@ class Injector:
         for protocol in PROTOCOLS[seam]:
             for method, of_protocol in inspect.getmembers(protocol, inspect.isfunction):
                 call = None if method.startswith("_") else getattr(engine, method, None)
-                if call is not None:
-                    wrap = self._call if inspect.iscoroutinefunction(of_protocol) else self._stream
-                    # Found by isinstance with a Protocol too, which does not ask __getattr__.
-                    setattr(wrapper, method, wrap(seam, method, call))
+                if call is None:
+                    continue
+                if inspect.iscoroutinefunction(of_protocol):
+                    call = self._call(seam, method, call)
+                elif is_stream(of_protocol):
+                    call = self._stream(seam, method, call)
+                # Found by isinstance with a Protocol too, which does not ask __getattr__.
+                setattr(wrapper, method, call)
         return wrapper
 
     def counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from conveyor.engines.records import Records
 from conveyor.errors import EngineFailed
 from conveyor.system import System
-from conveyor.telemetry.seams import PROTOCOLS
+from conveyor.telemetry.seams import PROTOCOLS, is_stream
 
 BEFORE, AFTER, SLOW = "before", "after", "slow"
 # What a call takes that is slow: long enough for others to act in between, shorter than any lease.
@@ -25,13 +25,13 @@ _FLAKY_PART = 0.4
 _MOST_FAILURES = 4
 _FRESH = 2
 _MEANWHILE_PART = 0.5
-# The methods of every seam, and whether each is awaited; the others are streams.
+# The methods of every seam that are calls of its engine, and whether each is awaited; the others are streams.
 METHODS: dict[str, dict[str, bool]] = {
     seam: {
         method: inspect.iscoroutinefunction(function)
         for protocol in protocols
         for method, function in inspect.getmembers(protocol, inspect.isfunction)
-        if not method.startswith("_")
+        if not method.startswith("_") and (inspect.iscoroutinefunction(function) or is_stream(function))
     }
     for seam, protocols in PROTOCOLS.items()
 }

@@ -191,10 +191,12 @@ def owner_of(body: bytes) -> tuple[TenantId, JobId]:
 
 
 class _Marking:
-    """An engine with some methods replaced. The others are copied, so that its capabilities are found by isinstance."""
+    """An engine with some methods replaced. The others are its own, and set here, because isinstance with a capability
+    does not ask __getattr__ (since Python 3.12)."""
 
     def __init__(self, engine: object, methods: dict[str, Any]) -> None:
-        self.__dict__.update(vars(engine) | methods)
+        own = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+        self.__dict__.update({name: method for name, method in own.items() if callable(method)} | methods)
         self._inner = engine
 
     def __getattr__(self, name: str) -> Any:

@@ -7,13 +7,14 @@ The wrapper has each method of the seam's Protocol, and the capabilities that th
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_origin
 
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs, StoresParts, SyncsLogs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import (
     Hastens,
+    KeepsArrivals,
     NamesQueues,
     Queue,
     QueueName,
@@ -52,7 +53,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
     "tasks": (Tasks, ReadsByIndex, CopiesRuns, SettlesCounts),
-    "queue": (Queue, ReportsMessageAge, NamesQueues, Hastens, Reveals, SharesQueues),
+    "queue": (Queue, ReportsMessageAge, NamesQueues, Hastens, Reveals, SharesQueues, KeepsArrivals),
     "coordinator": (Coordinator,),
     "blobs": (Blobs, StoresParts, SyncsLogs),
     "atomic_accept": (AtomicAccept,),
@@ -78,11 +79,20 @@ def measured_engine(seam: str, engine: T, name: str, clock: Clock) -> T:
     for protocol in PROTOCOLS[seam]:
         for method, of_protocol in inspect.getmembers(protocol, inspect.isfunction):
             call = None if method.startswith("_") else getattr(engine, method, None)
-            if call is not None:
-                wrap = _timed if inspect.iscoroutinefunction(of_protocol) else _timed_stream
-                labels = (seam, name, method)
-                setattr(wrapper, method, wrap(clock, call, labels, _COUNTERS.get((seam, method))))
+            if call is None:
+                continue
+            labels = (seam, name, method)
+            if inspect.iscoroutinefunction(of_protocol):
+                call = _timed(clock, call, labels, _COUNTERS.get((seam, method)))
+            elif is_stream(of_protocol):
+                call = _timed_stream(clock, call, labels)
+            setattr(wrapper, method, call)
     return cast(T, wrapper)
+
+
+def is_stream(method: Callable[..., Any]) -> bool:
+    """Whether a method of a Protocol returns an asynchronous iterator."""
+    return get_origin(inspect.signature(method).return_annotation) is AsyncIterator
 
 
 def metered_records(records: Records, name: str, clock: Clock) -> Records:
@@ -120,9 +130,7 @@ def _timed(
     return timed
 
 
-def _timed_stream(
-    clock: Clock, call: Callable[..., Any], labels: tuple[str, ...], _: CountCall | None
-) -> Callable[..., AsyncIterator[Any]]:
+def _timed_stream(clock: Clock, call: Callable[..., Any], labels: tuple[str, ...]) -> Callable[..., AsyncIterator[Any]]:
     async def timed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         began: float | None = clock.monotonic()
         pieces = call(*args, **kwargs)

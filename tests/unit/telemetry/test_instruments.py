@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from conveyor.engines import access_records, blobs, queue, tasks
 from conveyor.engines.queue import ReportsMessageAge
 from conveyor.engines.tasks import ReadsByIndex
 from conveyor.errors import EngineFailed
@@ -115,6 +116,34 @@ async def test_a_measured_engine_can_all_that_the_engine_can(settings: Settings,
                     assert callable(method)
         for capability in (ReadsByIndex, ReportsMessageAge):
             assert isinstance(measured, capability) == isinstance(engine, capability)
+
+
+def _capabilities() -> set[type]:
+    """What the code asks engines for with isinstance, except what the router of tasks says of itself."""
+    modules = (access_records, blobs, queue, tasks)
+    named = {
+        each for module in modules for each in vars(module).values() if getattr(each, "_is_runtime_protocol", False)
+    }
+    return named - {tasks.RoutesTasks}
+
+
+def test_no_capability_is_lost_behind_the_measuring() -> None:
+    assert len(_capabilities()) > 8
+    assert _capabilities() <= {each for protocols in PROTOCOLS.values() for each in protocols}
+
+
+async def test_a_capability_without_an_await_is_the_engines_own(settings: Settings) -> None:
+    class Keeper:
+        def has_arrived(self, name: queue.QueueName) -> bool:
+            return True
+
+        async def give_back(self, name: queue.QueueName) -> None:
+            pass
+
+    measured: Any = measured_engine("queue", Keeper(), "keeper", ManualClock())
+    assert "has_arrived" in vars(measured)
+    assert isinstance(measured, queue.KeepsArrivals)
+    assert measured.has_arrived(queue.QueueName("any")) is True
 
 
 class _Failing:

@@ -1,0 +1,34 @@
+"""An engine whose sends are marked keeps the capabilities that it has."""
+
+import inspect
+
+import pytest
+
+from conveyor.coordination.ready_marks import ReadyMarks, marking_queue
+from conveyor.engines import queue
+from conveyor.engines.sqlite.coordinator import SqliteCoordinator
+from conveyor.engines.sqs.queue import SqsQueue
+from conveyor.telemetry.seams import PROTOCOLS
+from tests.support.clocks import ManualClock
+
+
+class _Queue(SqsQueue):
+    """One that is asked for nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS["queue"])
+def test_methods_are_found_without_getattr(protocol: type) -> None:
+    """Since Python 3.12 isinstance looks for them there alone."""
+    clock = ManualClock()
+    coordinator = SqliteCoordinator(None, clock)  # type: ignore[arg-type]  # nothing is stored
+    marking = marking_queue(_Queue(), ReadyMarks(coordinator, clock))
+    names = [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
+    assert names
+    assert all((name in vars(marking)) == hasattr(SqsQueue, name) for name in names)
+
+
+def test_arrivals_are_kept_behind_it() -> None:
+    assert issubclass(_Queue, queue.KeepsArrivals)
