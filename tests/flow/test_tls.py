@@ -17,11 +17,15 @@ from conveyor.accept.option_limits import check_insecure, check_limits
 from conveyor.accept.spec import JobSpec
 from conveyor.clock import SystemClock
 from conveyor.egress.ca_bundle import read_ca_bundle
+from conveyor.egress.clients import Clients, TlsMode
+from conveyor.egress.failures import Failure
 from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.responses import read_body
+from conveyor.egress.robots import UNAVAILABLE
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.errors import InvalidField, InvalidSetting
-from conveyor.model import Gateway, InputJson, JobKind, Outcome, TaskRef
+from conveyor.model import Gateway, InputJson, JobKind, Outcome, RobotsMode, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.settings import Settings
 from conveyor.system import System
@@ -29,7 +33,7 @@ from tests.flow.test_cli import Cli, manifest, serving
 from tests.support.certificates import certificates, server_context
 from tests.support.http2_site import Http2Site
 from tests.support.make_jobs import make_job
-from tests.support.target_site import AUTHORITY, Site
+from tests.support.target_site import AUTHORITY, Site, read_request
 
 # One of 127.0.0.1, by an authority that only the file knows.
 CA = Path(certificates()["ca"])
@@ -55,6 +59,16 @@ async def attempt(executor: FetchExecutor, url: str, **options: Any) -> Outcome:
 
 def code(outcome: Outcome) -> str | None:
     return outcome.error.code if outcome.error else None
+
+
+class Contradicting(Site):
+    """A site that sends chunks, and declares another length."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        writer.write(head + b"2\r\nok\r\n0\r\n\r\n")
+        await writer.drain()
 
 
 @pytest.fixture
@@ -209,6 +223,12 @@ class TestHttp2:
         async with Site() as plain, fetching() as executor:
             assert (await attempt(executor, plain.url("/ok"), http2=True)).body == b"ok"
 
+    async def test_an_old_site_may_declare_a_length_that_does_not_count(self) -> None:
+        """Over HTTP/1.1 the chunks do."""
+        async with Contradicting() as site, fetching() as executor:
+            for http2 in (False, True):
+                assert (await attempt(executor, site.url("/"), http2=http2)).body == b"ok"
+
     async def test_tasks_share_a_connection(self) -> None:
         async with Http2Site() as site, fetching(**TRUSTING) as executor:
             job = make_job(SystemClock(), kind=JobKind.FETCH, http2=True)
@@ -226,6 +246,28 @@ class TestHttp2:
             for path in ("/reset?size=1000", "/reset?size=1000000", "/reset?size=1000&code=2"):
                 assert code(await attempt(executor, site.url(path), http2=True)) == "read_failed", path
             assert code(await attempt(executor, site.url("/refuse"), http2=True)) == "read_failed"
+
+    async def test_an_encoded_body_is_cut_where_it_looks_whole(self) -> None:
+        """Before its first byte: no decoder misses anything."""
+        async with Http2Site() as site, fetching(**TRUSTING) as executor:
+            for coding in ("gzip", "br", "zstd", "deflate"):
+                outcome = await attempt(executor, site.url(f"/reset?size=0&coding={coding}"), http2=True)
+                assert code(outcome) == "read_failed", coding
+
+    async def test_rules_that_are_cut_are_not_obeyed(self) -> None:
+        async with Http2Site() as site, fetching(**TRUSTING) as executor:
+            site.cut.add("/robots.txt")
+            assert code(await attempt(executor, site.url("/ok"), http2=True, robots=RobotsMode.OBEY)) == UNAVAILABLE
+
+    async def test_so_is_what_an_export_api_answers(self) -> None:
+        clients = Clients(SystemClock(), "test", CA.read_bytes(), mode=TlsMode(http2=True))
+        async with Http2Site() as site:
+            for path in ("/reset?size=1000", "/reset?size=1000000"):
+                async with clients.shared(10.0).get(site.url(path)).build_streamed() as response:
+                    head = await clients.read_head(response)
+                    with pytest.raises(Failure, match="bytes of"):
+                        await read_body(response, head, "GET", 1 << 24)
+        await clients.close()
 
     async def test_certificates_are_verified(self) -> None:
         async with Http2Site() as site, fetching(**INSECURE) as executor:
@@ -300,14 +342,15 @@ class TestCommands:
     async def test_a_download_over_http2(self, tmp_path: Path) -> None:
         cli = Cli(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1", "CONVEYOR_CA_BUNDLE": str(CA)})
         async with Http2Site() as site:
-            cli.write("files.txt", site.url("/ok?size=5000000"), site.url("/reset?size=1000000"))
+            cuts = (site.url("/reset?size=1000000"), site.url("/reset?size=0&coding=gzip"))
+            cli.write("files.txt", site.url("/ok?size=5000000"), *cuts)
             options = ("--attempts", "1", "--download", "--http2")
             done = await asyncio.to_thread(cli, "run", "files.txt", "-o", "files.zip", *options)
             assert done.returncode == 3, done.stderr
             assert set(site.spoken) == {"h2"}
-        whole, cut = manifest(tmp_path / "files.zip")
+        whole, *cut = manifest(tmp_path / "files.zip")
         assert whole["size"] == 5_000_000
-        assert cut["error"]["code"] == "read_failed"
+        assert [line["error"]["code"] for line in cut] == ["read_failed", "read_failed"]
 
 
 class TestAccept:

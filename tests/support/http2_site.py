@@ -15,8 +15,8 @@ H2 = "h2"
 
 
 class Http2Site(Site):
-    """Pages over HTTP/2: /ok?size=, /latin1, /reset, which ends a response in its middle, and /refuse, which ends it
-    before it begins. All pages of Site over HTTP/1.1."""
+    """Pages over HTTP/2: /ok?size=, /latin1, /reset?coding=, which ends a response in its middle, as all paths in
+    `cut` do, and /refuse, which ends it before it begins. All pages of Site over HTTP/1.1."""
 
     def __init__(self, *protocols: str) -> None:
         super().__init__(tls=True)
@@ -24,6 +24,7 @@ class Http2Site(Site):
         # The protocol of each connection, and the headers of each request over HTTP/2.
         self.spoken: list[str | None] = []
         self.requests: list[dict[str, str]] = []
+        self.cut = {"/reset"}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         protocol = writer.get_extra_info("ssl_object").selected_alpn_protocol()
@@ -84,8 +85,9 @@ class _Http2Connection:
         fields: list[tuple[str | bytes, str | bytes]] = [(":status", "200"), ("content-type", "text/plain")]
         if target.path == "/latin1":
             fields.append(("x-name", "Zoë".encode("latin-1")))
-        elif target.path == "/reset":
-            fields.append(("content-length", str(2 * size)))
+        elif target.path in self._site.cut:
+            fields.append(("content-length", str(2 * size or 100)))
+            fields.append(("content-encoding", _query(headers[":path"], "coding", "identity")))
         else:
             fields.append(("content-length", str(size)))
         self._state.send_headers(stream, fields)
@@ -108,7 +110,7 @@ class _Http2Connection:
             self._state.send_data(stream, body[:room])
             body = body[room:]
         path = self._asked[stream][":path"]
-        if path.startswith("/reset"):
+        if urlsplit(path).path in self._site.cut:
             # By default without an error.
             self._state.reset_stream(stream, int(_query(path, "code", "0")))
         else:

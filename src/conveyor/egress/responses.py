@@ -41,37 +41,46 @@ def declared_length(head: ResponseHead) -> int | None:
         return int(first) if first.isdecimal() else None
 
 
-def check_length(head: ResponseHead, method: str, body: bytes) -> None:
-    """Raise Failure if the body, which is not encoded, has another length than its head declares. Over HTTP/2 the
-    client takes a response that the server ends early, without an error, for a whole one."""
-    declared = None if method == "HEAD" or head.status in _BODILESS else declared_length(head)
-    if declared is not None and len(body) != declared:
-        raise Failure("read_failed", f"the body has {len(body)} bytes of {declared}", head.status)
+def check_length(head: ResponseHead, method: str, size: int) -> None:
+    """Raise Failure if the body, as it was sent, has another length than its head declares. Over HTTP/2 the client
+    takes a response that the server ends early, without an error, for a whole one."""
+    # Over HTTP/1.1 Transfer-Encoding counts, whatever length is declared beside it (RFC 9112, 6.3).
+    if method == "HEAD" or head.status in _BODILESS or "transfer-encoding" in head.fields:
+        return
+    declared = declared_length(head)
+    if declared is not None and size != declared:
+        raise Failure("read_failed", f"the body has {size} bytes of {declared}", head.status)
 
 
 async def read_body(
     response: Response, head: ResponseHead, method: str, limit: int, budget: BodyBudget | None = None
 ) -> bytes:
-    """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection."""
+    """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection, or if it is
+    not complete."""
     codings = codings_of(head)
     if codings:
-        return await _read_decoded(response, head, codings, limit, budget)
+        return await _read_decoded(response, head, method, codings, limit, budget)
     length = declared_length(head)
     if length is None or method == "HEAD":
         return await _read_counted(response, limit, budget)
     if length > limit:
         raise _too_large(limit, head.status)
-    if length <= SMALL or budget is None:
-        return (await response.bytes()).to_bytes()
-    async with budget.taking(length):
-        return (await response.bytes()).to_bytes()
+    async with AsyncExitStack() as stack:
+        if length > SMALL and budget is not None:
+            await stack.enter_async_context(budget.taking(length))
+        body = (await response.bytes()).to_bytes()
+    check_length(head, method, len(body))
+    return body
 
 
-async def raw_pieces(response: Response) -> AsyncIterator[bytes]:
-    """The body as it was sent, piece by piece."""
+async def raw_pieces(response: Response, head: ResponseHead, method: str = "GET") -> AsyncIterator[bytes]:
+    """The body as it was sent, piece by piece. Raises Failure if it is not complete."""
+    size = 0
     # read() fills a piece; read_chunk() returns what one read of the socket brought.
     while (piece := await response.body_reader.read(PIECE)) is not None:
+        size += len(piece)
         yield piece.to_bytes()
+    check_length(head, method, size)
 
 
 async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str], max_bytes: int) -> AsyncIterator[bytes]:
@@ -87,13 +96,14 @@ async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str], ma
 
 
 async def _read_decoded(
-    response: Response, head: ResponseHead, codings: Sequence[str], limit: int, budget: BodyBudget | None
+    response: Response, head: ResponseHead, method: str, codings: Sequence[str], limit: int, budget: BodyBudget | None
 ) -> bytes:
-    encoded = raw_pieces(response)
+    encoded = raw_pieces(response, head, method)
     length = declared_length(head)
     if length is not None and length < PIECE:
         # Most bodies: one piece, encoded and decoded.
         sent = (await response.bytes()).to_bytes()
+        check_length(head, method, len(sent))
         body = _decode_small(sent, codings, limit)
         if body is not None:
             return body

@@ -224,7 +224,7 @@ def _characters(key: Key, file: RobotsFile) -> int:
 
 async def _first_bytes(response: Response, head: ResponseHead) -> bytes:
     """The file, as far as it counts."""
-    pieces = raw_pieces(response)
+    pieces = raw_pieces(response, head)
     codings = codings_of(head)
     body = bytearray()
     async for piece in decode_pieces(pieces, codings, MAX_BYTES) if codings else pieces:

@@ -85,7 +85,7 @@ class UrlLists:
             if head.status != 200:
                 raise ListUnreadable(f"The URL of the list answered {head.status}.")
             _check_named(remote, head)
-            async for piece in _list_pieces(raw_pieces(response), codings_of(head), compression, max_bytes):
+            async for piece in _list_pieces(raw_pieces(response, head), codings_of(head), compression, max_bytes):
                 size += len(piece)
                 if size > max_bytes:
                     raise ListUnreadable(f"The list is larger than {max_bytes} bytes.")

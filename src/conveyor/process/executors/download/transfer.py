@@ -21,7 +21,7 @@ from conveyor.egress.decoding import BodyDecoder, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of
 from conveyor.egress.heads import ResponseHead
 from conveyor.egress.redirects import OutgoingRequest
-from conveyor.egress.responses import retry_after
+from conveyor.egress.responses import check_length, retry_after
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job
@@ -265,6 +265,7 @@ class Transfer:
     async def _read(self, answer: OpenResponse, end: "ResponseEnd", patience: float) -> None:
         assert self._pieces is not None
         reader = answer.response.body_reader
+        received = 0
         while True:
             try:
                 with self._pace:
@@ -275,6 +276,7 @@ class Transfer:
                 raise Failure("timeout", f"the answer paused for more than {patience:g} seconds") from None
             if chunk is None:
                 break
+            received += len(chunk)
             if self._decoder is None:
                 await self._keep(memoryview(chunk), end)
                 self._pace.add(len(chunk))
@@ -288,6 +290,7 @@ class Transfer:
                 await asyncio.sleep(0)
             self._pace.add(max(size, len(chunk)))
         if self._decoder is not None:
+            check_length(answer.head, answer.request.method, received)
             self._decoder.finish()
         elif end.at is not None and self._pieces.offset < end.at:
             # Over HTTP/2 the client takes a response that the server ends early, without an error, for a whole one.

@@ -29,7 +29,7 @@ from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
 from conveyor.egress.origins import make_origin, origin_of
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
-from conveyor.egress.responses import check_length, is_small_and_plain, phrase, read_body, retry_after
+from conveyor.egress.responses import is_small_and_plain, phrase, read_body, retry_after
 from conveyor.egress.robots import Robots, RobotsUnavailable
 from conveyor.egress.routes import Hop, Route, job_routes, operator_gateway
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
@@ -241,7 +241,8 @@ class FetchExecutor(LocalExecutor):
                     if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
                         # A job may be older than the setting, or was accepted under another one.
                         limit = min(plan.options.max_body_bytes, self._largest_body)
-                        if is_small_and_plain(answer, request.method, limit):
+                        # Over HTTP/2 the client does not enforce the length.
+                        if not plan.options.http2 and is_small_and_plain(answer, request.method, limit):
                             body = (await response.bytes()).to_bytes()
                         else:
                             body = await read_body(response, answer, request.method, limit, self._budget)
@@ -272,8 +273,6 @@ class FetchExecutor(LocalExecutor):
             return unchanged_outcome(request, answer)
         if codings_of(answer):
             answer = decoded_head(answer)
-        elif plan.options.http2:
-            check_length(answer, request.method, body)
         outcome = Outcome(
             TaskStatus.SUCCEEDED,
             http_status=answer.status,
