@@ -98,7 +98,8 @@ def test_options_are_changed_while_the_job_runs(here: World, visit: Open) -> Non
     expect(page.get_by_text("The job has finished: only its retention can change.")).to_be_visible()
     expect(page.get_by_label("Attempts", exact=True)).to_be_disabled()
     page.get_by_label("Retention").fill("3")
-    save(page)
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        save(page)
     expect(button(page, "Save changes")).to_be_disabled()
     assert stored(here, job)["retention_days"] == 3
 

@@ -48,7 +48,7 @@ def spec_of(site: ExportSite, kind: str, count: int, **options: Any) -> bytes:
         tasks: list[Any] = [site.url(f"/files/{number}?link=0") for number in range(count)]
         return msgspec.json.encode({"kind": kind, "tasks": tasks, **options})
     tasks = [{"kind": str(number), "from": "x", "days": []} for number in range(count)]
-    return msgspec.json.encode({"kind": kind, "tasks": tasks, "export": site.described(), **options})
+    return msgspec.json.encode({"kind": kind, "tasks": tasks, "export": site.described()} | options)
 
 
 async def submit(embedded: Embedded, spec: bytes) -> Job:
@@ -120,9 +120,14 @@ async def test_a_host_that_is_down_is_left_alone_and_probed(
     # Later it answers, and no export is ready: its answers close the breaker all the same.
     site.ready_after = 1_000_000
     backoff = {"base": 1000, "cap": 1000, "jitter": False}
+    options: dict[str, Any] = {"concurrency": 8, "backoff": backoff, "attempts": 10}
+    if kind == "export_download":
+        # The clock goes on for as long as the machine takes: no export may time out meanwhile.
+        poll = {"first": 5, "rate": 2, "cap": 60, "timeout": 30 * 86_400}
+        options["export"] = site.described(poll=poll)
     embedded = Embedded(system)
     async with embedded.running({"work"}):
-        job = await submit(embedded, spec_of(site, kind, 150, concurrency=8, backoff=backoff, attempts=10))
+        job = await submit(embedded, spec_of(site, kind, 150, **options))
         said = await until(lambda: waiting(system.coordinator, job.run.run_id))
         assert said is not None
         assert "breaker open for" in said.detail
