@@ -439,6 +439,12 @@ class EngineFailed(Unavailable):
     code = "engine_failed"
 
 
+class NewerRow(EngineFailed):
+    """A newer Conveyor wrote this. Upgrade the server."""
+
+    code = "newer_row"
+
+
 class EngineRefused(EngineFailed):
     """A storage engine refuses what it is asked to store. The server's log has the details."""
 

@@ -383,7 +383,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     due: float = 0.0
 
 
-class RemoteSource(msgspec.Struct, frozen=True, omit_defaults=True):
+class RemoteSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A list that the ingester reads where it is: an object in a bucket, or the response of a URL. The version is the
     one that the client named, or the one that the ingest found first."""
 
@@ -394,7 +394,7 @@ class RemoteSource(msgspec.Struct, frozen=True, omit_defaults=True):
     last_modified: str | None = None
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
 
     # Empty for a list that is not staged.
@@ -809,7 +809,7 @@ def count_replaced(ends: Iterable[tuple[TaskStatus, str | None]]) -> Replaced:
     return Replaced(counts_by_status(statuses, unchanged), dict(codes))
 
 
-class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where the tasks of a rerun come from: tasks of the parent run and of the runs before it whose latest outcome
     matches. They keep their indexes."""
 

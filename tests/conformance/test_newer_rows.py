@@ -14,18 +14,23 @@ from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, make_job, make_notice
 
 ON = [pytest.param("sqlite"), pytest.param("postgres", marks=pytest.mark.server)]
-# A field that does not exist yet, and a kind that does not.
-CHANGES = ("options = '{\"later\": true}'", "kind = 'later'")
+# Fields that do not exist yet, and a kind that does not.
+CHANGES = (
+    "jobs SET options = '{\"later\": true}'",
+    "jobs SET kind = 'later'",
+    'jobs SET source = \'{"key": "k", "size": 1, "sha256": "", "later": true}\'',
+    'runs SET lineage = \'{"parent": "run_1", "later": true}\'',
+)
 
 
 async def rewrite(engine: Any, name: str, job: Job, change: str) -> None:
     """As a newer version would have written it."""
-    statement = f"UPDATE jobs SET {change} WHERE job_id = '{job.job_id}'"
+    statement = f"UPDATE {change} WHERE job_id = '{job.job_id}'"
     query: Any = statement if name == "sqlite" else parse(statement)
     assert await engine._database.change(query, {}) == 1
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["field", "value"])
+@pytest.mark.parametrize("change", CHANGES, ids=["option", "kind", "source", "lineage"])
 @pytest.mark.parametrize("name", ON)
 async def test_one_newer_job_hides_no_other(name: str, change: str, place: Path, clock: ManualClock) -> None:
     async with ENGINES[name].open(place, clock) as engine:

@@ -17,6 +17,7 @@ from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.clock import iso_text
+from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
@@ -100,7 +101,7 @@ class Fire(msgspec.Struct, frozen=True, omit_defaults=True):
     coalesced: int = 0
 
 
-class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The body of a schedule's document, as JSON."""
 
     cron: str
@@ -139,7 +140,13 @@ _schedule = msgspec.json.Decoder(Schedule)
 
 
 def schedule_of(row: Document) -> Schedule:
-    return _schedule.decode(row.body)
+    """The schedule in a document. Raises NewerRow if a newer version wrote it."""
+    return read_row(row.body, _schedule.decode)
+
+
+def _readable(row: Document) -> Document:
+    schedule_of(row)
+    return row
 
 
 def with_schedule(row: Document, schedule: Schedule, due_at: float | None = None) -> Document:
@@ -225,10 +232,11 @@ class Schedules:
         return row
 
     async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Document]:
-        """Schedules, oldest first."""
+        """Schedules, oldest first, without those that a newer version wrote."""
         if cursor is not None and not _ID.fullmatch(cursor):
             raise BadCursor
-        return await self._records.documents.documents(SCHEDULE, tenant, cursor, limit)
+        rows = await self._records.documents.documents(SCHEDULE, tenant, cursor, limit)
+        return Page(readable_rows(rows.items, _readable), rows.next_cursor)
 
     async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Document:
         """Change a schedule. After a pause, or with other times, it fires from now on: fires in between do not count as

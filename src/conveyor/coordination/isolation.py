@@ -19,7 +19,7 @@ from conveyor.clock import Clock
 from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.parallel import at_once
 from conveyor.engines.records import Document, Records
-from conveyor.errors import Unavailable
+from conveyor.errors import NewerRow, Unavailable
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -77,7 +77,8 @@ class Isolation:
             yield
         except Exception as error:
             self._fail(name)
-            self._unavailable = self._unavailable + 1 if isinstance(error, Unavailable) else 0
+            is_engine = isinstance(error, Unavailable) and not isinstance(error, NewerRow)
+            self._unavailable = self._unavailable + 1 if is_engine else 0
             if self._unavailable >= _MAX_UNAVAILABLE:
                 self._unavailable = 0
                 raise

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from conveyor.errors import EngineFailed
+from conveyor.errors import NewerRow
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_UNKNOWN = (msgspec.MsgspecError, ValueError, KeyError, TypeError)
+_UNKNOWN = (NewerRow, msgspec.MsgspecError, ValueError, KeyError, TypeError)
 
 
 def readable_rows(rows: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
@@ -28,8 +28,8 @@ def readable_rows(rows: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
 
 
 def read_row(row: Any, read: Callable[[Any], T]) -> T:
-    """One row. Raises EngineFailed if it cannot be read."""
+    """One row. Raises NewerRow if it cannot be read."""
     try:
         return read(row)
     except _UNKNOWN as error:
-        raise EngineFailed(f"A row was written by a newer Conveyor: upgrade this one. ({error})") from error
+        raise NewerRow(f"A row was written by a newer Conveyor: upgrade this one. ({error})") from error

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.isolation import Isolation
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, Lease, export_lease
 from conveyor.engines.records import Document, Records
@@ -73,10 +74,15 @@ class Exporter:
         self._piece_bytes = piece_bytes
         # The export of the last time slice.
         self._last: _LastExport | None = None
+        # Those that a newer version wrote rest.
+        self._isolation = Isolation(name, clock)
 
     async def tick(self) -> float:
-        for row in await self._records.documents.due_documents(EXPORT, self._clock.now(), _CANDIDATES):
-            if row.job_id is None or not self._is_unfinished(row):
+        limit = _CANDIDATES + self._isolation.skipped
+        rows = await self._records.documents.due_documents(EXPORT, self._clock.now(), limit)
+        self._isolation.forget_others({row.id for row in rows})
+        for row in rows:
+            if row.job_id is None or not self._is_candidate(row):
                 continue
             lease = await self._coordinator.lease(export_lease(row.job_id, row.id), self.name, LEASE_SECONDS)
             if lease is not None and await self._work_leased(row, lease):
@@ -85,6 +91,13 @@ class Exporter:
 
     async def close(self) -> None:
         """There is nothing to close: no export is claimed between ticks."""
+
+    def _is_candidate(self, row: Document) -> bool:
+        """An export that a newer version wrote is left to that version, and hides no other."""
+        if not self._isolation.is_resting(row.id):
+            with self._isolation.item(row.id):
+                return self._is_unfinished(row)
+        return False
 
     def _is_unfinished(self, row: Document) -> bool:
         """Expired exports are left to retention."""

@@ -16,6 +16,7 @@ import msgspec
 
 from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
+from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.records import Document
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import BadCursor, BodyDamaged, Conflict, EngineFailed, LimitReached, NotFound
@@ -73,7 +74,7 @@ class PartFile(msgspec.Struct, frozen=True, omit_defaults=True):
     pieces: str | None = None
 
 
-class PartInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartInProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The checkpoint of a running export: the position among the tasks, and the state of the unfinished file."""
 
     sorting: Sorting = Sorting()
@@ -91,7 +92,7 @@ class PartInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     last: bool = False
 
 
-class ColumnsInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColumnsInProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The checkpoint of the first pass over the tasks, which collects the list's own columns."""
 
     position: Position = Position()
@@ -99,7 +100,7 @@ class ColumnsInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     extracted: dict[str, str] = {}
 
 
-class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExportRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The body of the row, as JSON."""
 
     format: ExportFormat
@@ -164,8 +165,8 @@ _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
 def export_of(row: Document) -> ExportRecord:
-    """The export in a row."""
-    return _decode_export(row.body)
+    """The export in a row. Raises NewerRow if a newer version wrote it."""
+    return read_row(row.body, _decode_export)
 
 
 class StoredExport(NamedTuple):
@@ -198,11 +199,12 @@ class Exports:
         return StoredExport(row, export_of(row))
 
     async def page(self, job: Job, cursor: str | None, limit: int) -> Page[StoredExport]:
-        """The job's exports, oldest first."""
+        """The job's exports, oldest first, without those that a newer version wrote."""
         if cursor is not None and not _EXPORT_ID.fullmatch(cursor):
             raise BadCursor
         rows = await self._system.records.documents.documents(EXPORT, job.tenant, cursor, limit, job.job_id)
-        return Page([StoredExport(row, export_of(row)) for row in rows.items], rows.next_cursor)
+        stored = readable_rows(rows.items, lambda row: StoredExport(row, export_of(row)))
+        return Page(stored, rows.next_cursor)
 
     async def delete(self, tenant: TenantId, export_id: str) -> None:
         """Expire the export: it is gone for readers at once, its exporter stops, and retention deletes its files."""
