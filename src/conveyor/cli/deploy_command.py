@@ -45,7 +45,7 @@ def aws(
     Checks the parameters against the template. It calls nothing and makes nothing: you run the commands.
     """
     from conveyor.deploy.aws_costs import idle_month, million_tasks
-    from conveyor.deploy.aws_stack import plan_stack, steps, warnings
+    from conveyor.deploy.aws_stack import made_resources, plan_stack, steps, warnings
 
     values = _values(given or [])
     if image is not None:
@@ -56,7 +56,7 @@ def aws(
         print_json(
             {
                 "parameters": plan.parameters,
-                "resources": _counts(),
+                "resources": made_resources(plan.parameters),
                 "idle_month": {line.what: round(line.dollars, 2) for line in idle},
                 "million_tasks": {line.what: round(line.dollars, 2) for line in million},
                 "warnings": warnings(plan),
@@ -85,22 +85,14 @@ def _region() -> str | None:
     return aws_region()
 
 
-def _counts() -> dict[str, int]:
-    from collections import Counter
-
-    from conveyor.deploy.aws_stack import template_parts
-
-    return dict(Counter(template_parts().resources.values()))
-
-
 def _print_plan(plan: "StackPlan", idle: "Sequence[CostLine]", million: "Sequence[CostLine]") -> None:
     import shutil
 
-    from conveyor.deploy.aws_stack import TEMPLATE, steps, warnings
+    from conveyor.deploy.aws_stack import TEMPLATE, made_resources, steps, warnings
 
     print(f"# Stack {plan.stack} in {plan.region}, from {TEMPLATE}")
-    print("#\n# The template makes, if no parameter leaves it out:")
-    for kind, count in sorted(_counts().items()):
+    print("#\n# With these parameters the template makes:")
+    for kind, count in sorted(made_resources(plan.parameters).items()):
         print(f"#   {count:3} {kind}")
     _print_costs("Idle, a month, in us-east-1 on demand:", idle)
     _print_costs("A million tasks beyond that (fetches of half a second), to the end of their life:", million)

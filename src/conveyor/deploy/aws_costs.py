@@ -24,9 +24,10 @@ from conveyor.deploy.aws_prices import (
     SPOT_SHARE,
     VALKEY_NODES,
 )
+from conveyor.deploy.aws_stack import made_resources
 
 _SECONDS_A_MONTH = HOURS_A_MONTH * 3600
-_ALARMS, _METRICS, _SECRETS = 9, 3, 3
+_METRICS = 3
 _ZONES = 2
 
 
@@ -39,6 +40,10 @@ class CostLine(NamedTuple):
 
 def idle_month(parameters: Mapping[str, str]) -> list[CostLine]:
     """What a stack costs in a month in which nothing runs, with as few workers as it keeps."""
+    if parameters["Parts"] != "all":
+        return [CostLine("tables, queues and bucket, which are billed by use", 0.0)]
+    made = made_resources(parameters)
+    alarms, secrets = made["AWS::CloudWatch::Alarm"], made["AWS::SecretsManager::Secret"]
     lines = [
         _tasks("API", parameters, "Api", "ApiCount"),
         _workers(parameters),
@@ -50,7 +55,7 @@ def idle_month(parameters: Mapping[str, str]) -> list[CostLine]:
         CostLine("polls of empty queues, reads of idle roles", _polls(parameters)),
         CostLine(
             "alarms, metrics, dashboard, secrets",
-            _ALARMS * ALARM + _METRICS * METRIC + DASHBOARD + _SECRETS * SECRET,
+            alarms * ALARM + _METRICS * METRIC + DASHBOARD + secrets * SECRET,
         ),
     ]
     if parameters["TasksOnPostgres"] == "yes":
@@ -64,9 +69,12 @@ def idle_month(parameters: Mapping[str, str]) -> list[CostLine]:
 
 def million_tasks(parameters: Mapping[str, str]) -> list[CostLine]:
     """What a million fetched pages of half a second cost beyond that, to the end of their life."""
+    storage = [CostLine(what, dollars) for what, dollars in MILLION_TASKS.items()]
+    if parameters["Parts"] != "all":
+        return storage
     worker = _hour(parameters, "Worker") * SPOT_SHARE
     return [
-        *(CostLine(what, dollars) for what, dollars in MILLION_TASKS.items()),
+        *storage,
         CostLine("workers on Spot, 100 slots each", worker * MILLION_WORKER_HOURS),
     ]
 

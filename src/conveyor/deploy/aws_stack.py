@@ -3,10 +3,12 @@
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from conveyor.deploy.template_conditions import true_conditions
 from conveyor.errors import BadInput
 
 FOLDER = Path(__file__).parent / "aws"
@@ -23,10 +25,12 @@ _DEFAULT = re.compile(r"\bDefault: (?:'([^']*)'|([^,}\n]*))")
 
 
 class TemplateParts(NamedTuple):
-    """What the template says: the default of each parameter (None: it must be given), and its resources by type."""
+    """What the template says: the default of each parameter (None: it must be given), the type of each resource and
+    the condition under which it is made, if there is one; and its conditions, as they are written."""
 
     defaults: dict[str, str | None]
-    resources: dict[str, str]
+    resources: dict[str, tuple[str, str]]
+    conditions: str
 
 
 class StackPlan(NamedTuple):
@@ -65,8 +69,15 @@ def template_parts(text: str | None = None) -> TemplateParts:
     for name, rest in _PARAMETER.findall(sections["Parameters"].rstrip("\n")):
         found = _DEFAULT.search(rest)
         defaults[name] = None if found is None else found[1] or found[2] or ""
-    resources = {name: kind for name, kind, _ in _RESOURCE.findall(sections["Resources"])}
-    return TemplateParts(defaults, resources)
+    resources = {name: (kind, condition) for name, kind, condition in _RESOURCE.findall(sections["Resources"])}
+    return TemplateParts(defaults, resources, sections["Conditions"])
+
+
+def made_resources(parameters: Mapping[str, str]) -> dict[str, int]:
+    """How many resources of each type the template makes with these parameters."""
+    parts = template_parts()
+    holds = true_conditions(parts.conditions, parameters)
+    return dict(Counter(kind for kind, condition in parts.resources.values() if not condition or condition in holds))
 
 
 def size_values(size: str) -> dict[str, str]:
@@ -141,9 +152,9 @@ def steps(plan: StackPlan) -> list[Step]:
         *made,
         _output(plan, "the subnets of the tasks", "Subnets", "SUBNETS"),
         _output(plan, "their security group", "TasksGroup", "GROUP"),
-        _operator(plan, "check what was made, and add what a newer version needs", "migrate"),
-        _operator(plan, "see that everything is ready", "doctor"),
-        _operator(plan, "make the first key", "keys", "create", "--tenant", "acme"),
+        *_operator(plan, "check what was made, and add what a newer version needs", "migrate"),
+        *_operator(plan, "see that everything is ready", "doctor"),
+        *_operator(plan, "make the first key", "keys", "create", "--tenant", "acme"),
         Step("read what these commands said, the key among it", _text(log, "operator", region)),
         _output(plan, "the address", "Url"),
     ]
@@ -174,15 +185,15 @@ def _output(plan: StackPlan, why: str, name: str, variable: str | None = None) -
     return Step(why, [*command, "--query", query, "--output", "text"], variable)
 
 
-def _operator(plan: StackPlan, why: str, *command: str) -> Step:
+def _operator(plan: StackPlan, why: str, *command: str) -> list[Step]:
+    """A command as a task of its own, and the wait for its end."""
     prefix, public = plan.parameters["Prefix"], plan.parameters["AssignPublicIp"]
     network = f"awsvpcConfiguration={{subnets=[$SUBNETS],securityGroups=[$GROUP],assignPublicIp={public}}}"
     overrides = json.dumps({"containerOverrides": [{"name": "conveyor", "command": list(command)}]})
-    return Step(
-        why,
-        [
-            *("aws", "ecs", "run-task", "--cluster", prefix, "--task-definition", f"{prefix}-operator"),
-            *("--launch-type", "FARGATE", "--network-configuration", network),
-            *("--overrides", overrides, "--region", plan.region),
-        ],
-    )
+    run = [
+        *("aws", "ecs", "run-task", "--cluster", prefix, "--task-definition", f"{prefix}-operator"),
+        *("--launch-type", "FARGATE", "--network-configuration", network),
+        *("--overrides", overrides, "--query", "tasks[0].taskArn", "--output", "text", "--region", plan.region),
+    ]
+    wait = ["aws", "ecs", "wait", "tasks-stopped", "--cluster", prefix, "--tasks", "$TASK", "--region", plan.region]
+    return [Step(why, run, "TASK"), Step("wait until it has ended", wait)]

@@ -10,6 +10,7 @@ import yaml
 
 from conveyor.clock import SystemClock
 from conveyor.deploy.aws_stack import FOLDER, SIZES, size_values, template_parts
+from conveyor.deploy.template_conditions import true_conditions
 from conveyor.engines.dynamodb.address import parse_address
 from conveyor.engines.dynamodb.schema import INDEXES, TTL, create_payload
 from conveyor.engines.queue import CONTROL
@@ -143,9 +144,46 @@ def test_every_value_of_a_size_is_a_parameter(template: dict[str, Any]) -> None:
 
 def test_the_command_reads_the_template_as_it_is(template: dict[str, Any]) -> None:
     parts = template_parts()
-    assert parts.resources == {name: each["Type"] for name, each in template["Resources"].items()}
+    resources = {name: (each["Type"], each.get("Condition", "")) for name, each in template["Resources"].items()}
+    assert parts.resources == resources
     defaults = {name: each.get("Default") for name, each in template["Parameters"].items()}
     assert parts.defaults == {name: None if value is None else str(value) for name, value in defaults.items()}
+
+
+CHANGES: tuple[dict[str, str], ...] = (
+    {},
+    {"Parts": "storage"},
+    {"Restored": "-r1", "CacheReplicas": "0", "Scaling": "no"},
+    {"TasksOnPostgres": "yes", "KeyArn": "arn:aws:kms:x:1:key/1", "CoordinatorUrl": "redis://x"},
+    {"StepFunctions": "yes", "MonitorBucket": "b", "MonitorKey": "k", "AlarmEmail": "a@example.com"},
+    {"InterfaceEndpoints": "yes", "CertificateArn": "arn", "PublicUrl": "https://x", "EventBusArns": "arn:1,arn:2"},
+    {"VpcId": "vpc-1", "MonitorBucket": "b", "StateMachineArns": "arn:1", "SourceObjectArns": "arn:2"},
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: " ".join(change) or "defaults")
+def test_the_command_knows_which_conditions_hold(template: dict[str, Any], change: dict[str, str]) -> None:
+    defaults = {name: str(each.get("Default", "")) for name, each in template["Parameters"].items()}
+    parameters = {**defaults, **change}
+
+    def value(expression: Any) -> Any:
+        if not isinstance(expression, dict):
+            return expression
+        ((function, given),) = expression.items()
+        match function:
+            case "Ref":
+                return parameters[given]
+            case "Condition":
+                return value(template["Conditions"][given])
+            case "Join":
+                return value(given[1])
+        values = [value(each) for each in given]
+        return {"Equals": values[0] == values[-1], "Not": not values[0], "And": all(values), "Or": any(values)}[
+            function
+        ]
+
+    expected = {name for name, expression in template["Conditions"].items() if value(expression)}
+    assert true_conditions(template_parts().conditions, parameters) == expected
 
 
 def test_the_state_machine_is_the_sample(template: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from botocore import xform_name
 from conveyor.cli.guard import run_guarded
 from conveyor.deploy.aws_costs import idle_month, million_tasks
 from conveyor.deploy.aws_prices import FARGATE_GB, FARGATE_VCPU, MILLION_TASKS, PRICES
-from conveyor.deploy.aws_stack import SIZES, StackPlan, plan_stack, steps, warnings
+from conveyor.deploy.aws_stack import SIZES, StackPlan, made_resources, plan_stack, steps, warnings
 from conveyor.errors import BadInput
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -45,7 +45,9 @@ def test_commands_are_ones_of_the_cli(size: str) -> None:
         options = {word.removeprefix("--") for word in words if word.startswith("--")}
         # Those of the container's own command.
         options -= {"tenant"}
-        if (service, command) in HIGH_LEVEL:
+        if command == "wait":
+            assert words[3].replace("-", "_") in session.create_client(service, region_name="eu-central-1").waiter_names
+        elif (service, command) in HIGH_LEVEL:
             assert options <= HIGH_LEVEL[service, command]
         else:
             model = session.get_service_model(service)
@@ -106,6 +108,18 @@ def test_costs_follow_the_parameters() -> None:
     assert month(CoordinatorUrl="redis://x") < usual < month(ApiCount="2") < month(ApiCount="2", StepFunctions="yes")
     assert month(TasksOnPostgres="yes") > usual
     assert month(InterfaceEndpoints="yes") > month(MonitorBucket="b", MonitorKey="k")
+    assert month(Parts="storage") == 0
+
+
+def test_what_is_made_follows_the_parameters() -> None:
+    usual = made_resources(plan().parameters)
+    assert (usual["AWS::ECS::Service"], usual["AWS::EC2::VPCEndpoint"]) == (6, 2)
+    assert {"AWS::RDS::DBCluster", "AWS::Lambda::Function", "AWS::StepFunctions::StateMachine"}.isdisjoint(usual)
+    assert made_resources(plan(TasksOnPostgres="yes").parameters)["AWS::RDS::DBCluster"] == 1
+    assert made_resources(plan(MonitorBucket="b", MonitorKey="k").parameters)["AWS::Lambda::Function"] == 1
+    storage = made_resources(plan(Parts="storage").parameters)
+    assert storage["AWS::DynamoDB::Table"] == 2
+    assert "AWS::ECS::Service" not in storage
 
 
 @pytest.mark.parametrize("size", SIZES)
