@@ -137,22 +137,30 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
     }
 
 
+async def store_progress(system: System, job: Job, *progress: TaskProgress, due_at: float | None = START + 600) -> None:
+    rows = [
+        Document(
+            PROGRESS,
+            job.tenant,
+            progress_id(each.run_id, each.index),
+            msgspec.json.encode(each),
+            due_at=due_at,
+            job_id=job.job_id,
+        )
+        for each in progress
+    ]
+    for start in range(0, len(rows), 25):
+        await system.records.documents.create_documents(rows[start : start + 25])
+
+
 async def test_downloads_in_progress_are_added_up(system: System) -> None:
     """Those of the latest run that an attempt has."""
-    job = msgspec.structs.replace(job_of(5), kind=JobKind.DOWNLOAD)
+    job = msgspec.structs.replace(job_of(6), kind=JobKind.DOWNLOAD)
     await seed(system, job)
-
-    async def store(*progress: TaskProgress) -> None:
-        rows = [
-            Document(
-                PROGRESS, job.tenant, progress_id(each.run_id, each.index), msgspec.json.encode(each), job_id=job.job_id
-            )
-            for each in progress
-        ]
-        await system.records.documents.create_documents(rows)
-
     assert (await shown(system, job))["transfers"] is None
-    await store(
+    await store_progress(
+        system,
+        job,
         TaskProgress(RunId("run_1"), 0, 1, "a", START, 300, 1000, 10.0),
         TaskProgress(RunId("run_1"), 1, 1, "b", START, 500, 2000, 5.5),
         TaskProgress(RunId("run_0"), 2, 1, "c", START, 9, 9),
@@ -160,9 +168,23 @@ async def test_downloads_in_progress_are_added_up(system: System) -> None:
     )
     found = await shown(system, job)
     assert found["transfers"] == {"tasks": 2, "done": 800, "total": 3000, "rate": 15.5}
-    assert view_job(Snapshot.of(found)).done == "0 of 5 done, downloading 800 B of 2.9 KiB at 15 B/s"
-    await store(TaskProgress(RunId("run_1"), 4, 1, "d", START, 100, None))
+    assert view_job(Snapshot.of(found)).done == "0 of 6 done, downloading 800 B of 2.9 KiB at 15 B/s"
+    await store_progress(system, job, TaskProgress(RunId("run_1"), 4, 1, "d", START, 100, None))
+    # It waits to resume.
+    await store_progress(system, job, TaskProgress(RunId("run_1"), 5, 2, "e", START, 100, 200, 70.0), due_at=None)
     assert (await shown(system, job))["transfers"] == {"tasks": 3, "done": 900, "total": None, "rate": 15.5}
+
+
+async def test_a_finished_download_is_no_longer_in_progress(system: System) -> None:
+    """Its document stays until it is due; the last rate in it was that of a moment."""
+    job = msgspec.structs.replace(job_of(500), kind=JobKind.DOWNLOAD)
+    await seed(system, job)
+    finished = [TaskProgress(RunId("run_1"), index, 1, "a", START, 9, 9, 1e9) for index in range(450)]
+    await store_progress(system, job, *finished, TaskProgress(RunId("run_1"), 499, 1, "b", START, 300, 1000, 10.0))
+    await finish(system, job, range(450))
+    assert (await shown(system, job))["transfers"] == {"tasks": 1, "done": 300, "total": 1000, "rate": 10.0}
+    await finish(system, job, range(499, 500))
+    assert (await shown(system, job))["transfers"] is None
 
 
 @pytest.mark.parametrize("state", list(RunState))

@@ -14,10 +14,24 @@ import pytest
 from conveyor.api.schemas.task_shapes import ResultsPage, TaskShape
 from conveyor.client import AsyncClient
 from conveyor.engines.blobs import Presigned
+from conveyor.engines.records import Document
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
 from conveyor.jobs.body_coding import deflate
-from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
+from conveyor.model import (
+    PROGRESS,
+    BodyRef,
+    Job,
+    JobId,
+    ResultDetail,
+    RunKey,
+    TaskEnd,
+    TaskProgress,
+    TenantId,
+    piece_key,
+    progress_id,
+    task_id,
+)
 from conveyor.read import latest, list_order, listing, merge
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -109,6 +123,25 @@ class TestFilters:
             echo.gate.set()
             await ended(server, job_id)
         assert len(await lines(server, job_id, "?status=succeeded")) == 30
+
+    async def test_a_task_in_progress_says_how_far_it_is(self, server: Api) -> None:
+        """In lists as alone: what is running looks running."""
+        async with working(server.system) as echo:
+            echo.gate.clear()
+            job_id: str = (await server.submit({"kind": "download", "tasks": inputs(3)})).json["id"]
+            await until(lambda: indexes(server, job_id, "?status=pending"), lambda found: len(found) == 3)
+            job = await job_of(server, job_id)
+            at = TaskProgress(job.run.run_id, 1, 1, "hold", 1.0, 300, 1000, 10.0)
+            name, body = progress_id(job.run.run_id, 1), msgspec.json.encode(at)
+            row = Document(PROGRESS, ACME, name, body, due_at=1e12, job_id=job.job_id)
+            await server.system.records.documents.create_documents([row])
+            for path in ("results", "search?text=example"):
+                items = await all_items(server, f"/v1/jobs/{job_id}/{path}", 9)
+                found = {item["index"]: (item.get("progress") or {}).get("done") for item in items}
+                assert found == {0: None, 1: 300, 2: None}
+            echo.gate.set()
+            await ended(server, job_id)
+        assert all("progress" not in item for item in await all_items(server, f"/v1/jobs/{job_id}/results", 9))
 
     @pytest.mark.parametrize(
         ("query", "status", "code"),

@@ -37,6 +37,7 @@ from conveyor.read.body_reader import MAX_EXTRACTED, read_extracted
 from conveyor.read.listing import listing_lines, listing_page, order_of
 from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
+from conveyor.read.transfers import progress_json, progress_of
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 
@@ -88,7 +89,7 @@ async def list_results(
         lines = listing_lines(system.tasks, runs, where, cursor, partial(tasks_json, system, job))
         return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
     page = await listing_page(system.tasks, runs, where, limit, cursor)
-    items = await tasks_json(system, job, page.items)
+    items = await running_tasks_json(system, job, page.items)
     order = order_of(system.tasks, runs, cursor)
     return answer({"items": items, "next_cursor": page.next_cursor, "order": order})
 
@@ -161,6 +162,17 @@ def _within_budget(tasks: Sequence[Task]) -> list[Task]:
 
 def _without_extracted(task: Task) -> Task:
     return msgspec.structs.replace(task, detail=msgspec.structs.replace(task.detail, extracted=None))
+
+
+async def running_tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The JSON of a page of tasks; those that an attempt has now have their progress."""
+    shown, progress = await asyncio.gather(
+        tasks_json(system, job, tasks), progress_of(system.records.documents, system.tasks, job, tasks)
+    )
+    return [
+        {**task, "progress": progress_json(progress[task["index"]])} if task["index"] in progress else task
+        for task in shown
+    ]
 
 
 async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:

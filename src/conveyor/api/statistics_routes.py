@@ -7,7 +7,7 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
 from conveyor.api.response_specs import answers
-from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
+from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, running_tasks_json, task_filter
 from conveyor.api.schemas.statistics_shapes import StatisticsShape
 from conveyor.api.schemas.task_shapes import TaskSearchPage
 from conveyor.read.listing import order_of
@@ -71,6 +71,6 @@ async def search_tasks(
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
     matches = await search_page(system.tasks, runs, where, text, limit, cursor)
-    items = await tasks_json(system, job, matches.page.items)
+    items = await running_tasks_json(system, job, matches.page.items)
     order = order_of(system.tasks, runs, cursor)
     return answer({"items": items, "next_cursor": matches.page.next_cursor, "read": matches.read, "order": order})

@@ -43,6 +43,7 @@ from conveyor.model import (
 from conveyor.read import cursors
 from conveyor.read.body_names import body_name
 from conveyor.read.merge import merged_page
+from conveyor.read.transfers import progress_json
 from conveyor.states import TaskStatus
 from conveyor.telemetry import metrics
 
@@ -112,15 +113,7 @@ async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, 
     row = await records.documents.document(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
     if row is None:
         return None
-    progress = msgspec.json.decode(row.body, type=TaskProgress)
-    return {
-        "at": iso_text(progress.at),
-        "attempt": progress.attempt,
-        "done": progress.done,
-        "total": progress.total,
-        "rate": progress.rate,
-        "note": progress.note,
-    }
+    return progress_json(msgspec.json.decode(row.body, type=TaskProgress))
 
 
 async def body_link(blobs: Blobs, task: Task, path: str | None) -> str | None:

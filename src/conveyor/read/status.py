@@ -159,7 +159,7 @@ async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, c
     whole, ingest, moving = await asyncio.gather(
         job_counts(records, tasks, job, coordinator, TOP_ERRORS),
         _ingest(records, coordinator, job),
-        transfers(records.documents, job),
+        transfers(records.documents, tasks, job),
     )
     counts = whole.run
     return Live(

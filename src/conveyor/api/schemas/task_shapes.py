@@ -49,7 +49,7 @@ class TaskShape(Shape, frozen=True):
     # Only for a single task whose last attempt took a second or more: seconds until the head of the response had
     # arrived.
     first_byte: float | msgspec.UnsetType = msgspec.UNSET
-    # Only for a single task that is running and has reported progress.
+    # Only for a task that is running and has reported progress; of a single one also while it waits to resume.
     progress: ProgressShape | msgspec.UnsetType = msgspec.UNSET
 
 
