@@ -22,6 +22,7 @@ _URL = "url"
 _DELIMITERS = (",", ";", "\t", "|")
 _BOM = "\ufeff"
 _SHOWN = 10
+_LONGEST_NAME = 100
 
 
 class CsvColumns(msgspec.Struct, frozen=True):
@@ -30,6 +31,8 @@ class CsvColumns(msgspec.Struct, frozen=True):
     delimiter: str
     names: tuple[str, ...]
     fields: tuple[str | None, ...]
+    # The column that every task needs; empty for functions, which need none.
+    url: str = ""
 
     def parse(self, row: str) -> bytes | None:
         """A row as the JSON of a task; None for an empty one. Raises ListUnreadable."""
@@ -50,6 +53,8 @@ class CsvColumns(msgspec.Struct, frozen=True):
                 data[name] = value
             else:
                 task[field] = value
+        if self.url and _URL not in task:
+            raise ListUnreadable(f"The column `{self.url[:_LONGEST_NAME]}` is empty.")
         return msgspec.json.encode({**task, "data": data} if data else task)
 
 
@@ -69,7 +74,7 @@ def read_columns(header: str, kind: JobKind, url_column: str | None = None) -> C
     lower = [name.lower() for name in names]
     of_task = [name if name in fields and name != _URL else None for name in lower]
     of_task[at or 0] = _URL
-    return CsvColumns(delimiter, _checked(names, lower), tuple(of_task))
+    return CsvColumns(delimiter, _checked(names, lower), tuple(of_task), names[at or 0])
 
 
 def has_url_column(header: str) -> bool:
@@ -105,8 +110,8 @@ def _checked(names: tuple[str, ...], unique: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_url(names: Sequence[str], url_column: str | None) -> str:
-    wanted = _URL if url_column is None else url_column[:100]
-    shown = ", ".join(f"`{name[:100]}`" for name in names[:_SHOWN])
+    wanted = _URL if url_column is None else url_column[:_LONGEST_NAME]
+    shown = ", ".join(f"`{name[:_LONGEST_NAME]}`" for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
         f"The csv has no column `{wanted}`. Its columns are {shown}{more}. Name the one with the URLs: `url_column`, "

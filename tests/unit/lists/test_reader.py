@@ -229,6 +229,13 @@ class TestCsv:
         with pytest.raises(ListUnreadable, match="no column `site`"):
             check_header(header, JobKind.FETCH, "site")
 
+    def test_a_row_without_a_url_names_the_column(self) -> None:
+        reading = ListReading(JobKind.FETCH, ListFormat.CSV, header=b"sku;Link", url_column="link")
+        (batch,) = asyncio.run(read_all(f"7;{A}\n8;\n".encode(), reading, 100))
+        assert [(each.line, each.reason) for each in batch.invalid] == [(3, "The column `Link` is empty.")]
+        # A function takes a row with any of its columns.
+        assert taken(ListFormat.CSV, "url,n\n,2\n", JobKind.PYTHON) == {0: {"n": "2"}}
+
     def test_a_quote_that_is_never_closed(self) -> None:
         assert "quoted" in refused(ListFormat.CSV, f'url,id\n{A},"1\n{B},2\n')
         many = f"{B},2\n" * 50_000
