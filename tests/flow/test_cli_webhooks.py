@@ -55,6 +55,16 @@ def test_schedules(up: Cli, site: str) -> None:
     assert (from_url["paused"], from_url["next_fires"]) == (True, [])
     assert from_url["job"]["source"] == {"url": f"{site}/quick/list"}
     assert [each["id"] for each in up.json("schedules")] == [schedule_id, from_url["id"]]
+    # Whatever a job can have, as with submit.
+    (up.place / "shop.csv").write_text(f"sku;Link\n7;{site}/quick/1\n")
+    one_line(up("schedules", "create", "0 6 * * *", "shop.csv"), "list_unreadable")
+    flags = ("--url-column", "link", "--option", "robots=obey", "--on-invalid", "reject", "--download")
+    shop = up.json("schedules", "create", "0 6 * * *", "shop.csv", *flags)
+    read = {name: value for name, value in shop["job"]["source"].items() if name != "upload_id"}
+    assert read == {"format": "csv", "url_column": "link"}
+    wanted = {"kind": "download", "robots": "obey", "on_invalid": "reject"}
+    assert {name: shop["job"][name] for name in wanted} == wanted
+    assert up("schedules", "delete", shop["id"]).returncode == 0
     assert "paused" in up("schedules", "list").stdout
     assert "daily" in up("schedules", "show", schedule_id).stdout
     assert "is paused" in up("schedules", "pause", schedule_id).stdout

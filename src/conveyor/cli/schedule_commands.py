@@ -13,18 +13,29 @@ from conveyor.cli.shared_options import (
     Attempts,
     Concurrency,
     Data,
+    Download,
+    DropBodies,
+    ExportSpec,
+    Extract,
     Gateway,
     Handler,
     Headers,
     Http2,
     Insecure,
     Limit,
+    MaxLifetime,
+    MoreOptions,
     NoBreaker,
+    OptionsFile,
     PaceOption,
     Patience,
     Rate,
+    RetentionDays,
     Server,
     Timeout,
+    UrlColumn,
+    WhenExhausted,
+    WhenInvalid,
     job_spec,
 )
 from conveyor.errors import BadInput
@@ -90,6 +101,10 @@ def create(
     name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name of the schedule.")] = None,
     concurrency: Concurrency = None,
     handler: Handler = None,
+    extract: Extract = None,
+    drop_bodies: DropBodies = False,
+    download: Download = False,
+    export: ExportSpec = None,
     rate: Rate = None,
     pace: PaceOption = None,
     attempts: Attempts = None,
@@ -100,13 +115,20 @@ def create(
     http2: Http2 = False,
     patience: Patience = None,
     no_breaker: NoBreaker = False,
+    option: MoreOptions = None,
+    options: OptionsFile = None,
+    url_column: UrlColumn = None,
+    on_invalid: WhenInvalid = None,
+    retention_days: RetentionDays = None,
+    max_lifetime: MaxLifetime = None,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
     """Create a schedule that starts a job at each fire."""
     from conveyor.cli.connection import connect
-    from conveyor.cli.staging import refuse_without_tasks
+    from conveyor.cli.staging import format_of, refuse_without_column, refuse_without_tasks
 
     if (tasks is None) == (source is None):
         raise BadInput("Pass a list of tasks, or --from with the URL of a list.")
@@ -116,6 +138,10 @@ def create(
         is_new=True,
         concurrency=concurrency,
         handler=handler,
+        extract=extract,
+        drop_bodies=drop_bodies,
+        download=download,
+        export=export,
         rate=rate,
         pace=pace,
         attempts=attempts,
@@ -126,17 +152,28 @@ def create(
         http2=http2,
         patience=patience,
         no_breaker=no_breaker,
+        option=option,
+        options=options,
+        on_invalid=on_invalid,
+        retention_days=retention_days,
+        max_lifetime=max_lifetime,
+        on_exhausted=on_exhausted,
     )
     spec = {"cron": cron, "timezone": zone, "name": name, "paused": paused, "missed": missed or "coalesce"}
     if changed_only:
         spec["changed_only"] = True
     settings = Settings.load(url=url, data=data)
+    if tasks is not None:
+        refuse_without_column(str(tasks), job.get("kind"), url_column)
     with connect(settings) as client:
         if tasks is not None:
-            refuse_without_tasks(tasks, None, job.get("kind"), None, settings.max_list_bytes)
-            job["source"] = {"upload_id": client.upload(tasks).upload_id}
+            form = format_of([str(tasks)])
+            refuse_without_tasks(tasks, form, job.get("kind"), url_column, settings.max_list_bytes)
+            read = {"upload_id": client.upload(tasks).upload_id, "format": form}
         else:
-            job["source"] = {"url": source}
+            read = {"url": source, "format": format_of([source.partition("?")[0]]) if source else None}
+        read["url_column"] = url_column
+        job["source"] = {field: value for field, value in read.items() if value is not None}
         body, key = {**spec, "job": job}, secrets.token_hex(16)
         created = client.request("POST", "/v1/schedules", body=body, idempotency_key=key)
     if as_json:

@@ -93,6 +93,7 @@ def submit(
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.run_directory import check_lists, expand_lists, is_plain_file
+    from conveyor.cli.staging import refuse_without_column
     from conveyor.cli.watch_command import watch_job
 
     lists = expand_lists(lists)
@@ -126,7 +127,7 @@ def submit(
         on_exhausted=on_exhausted,
     )
     if len(lists) == 1 and is_plain_file(lists[0]):
-        _check_columns(lists[0], spec.get("kind"), url_column)
+        refuse_without_column(lists[0], spec.get("kind"), url_column)
     with connect(settings) as client:
         job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes, url_column)
         if wait:
@@ -135,15 +136,6 @@ def submit(
         print_json(job.data)
     else:
         print(job.id)
-
-
-def _check_columns(path: str, kind: str | None, url_column: str | None) -> None:
-    """Refuse a csv without the column for URLs here, not in the ingest of the job."""
-    from conveyor.cli.loop import run_async
-    from conveyor.lists.list_files import check_columns
-    from conveyor.model import JobKind
-
-    run_async(check_columns(path, JobKind(kind or JobKind.FETCH), url_column))
 
 
 def _send(
