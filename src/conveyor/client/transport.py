@@ -29,6 +29,7 @@ T = TypeVar("T")
 _IDEMPOTENT = frozenset({"GET", "DELETE", "PATCH", "PUT"})
 # Refused, and certainly not carried out.
 _TOO_MANY = 429
+_NO_CONTENT, _NOT_FOUND = 204, 404
 # Also from a proxy while the server restarts.
 _TEMPORARY = frozenset({502, 503, 504})
 _FIRST_BACKOFF = 0.1
@@ -122,10 +123,20 @@ class Transport:
             await context.__aexit__(None, None, None)
 
     async def exchange(self, request: HttpRequest, safe: bool) -> HttpResponse:
-        """Send a request, with retries, and return a successful answer."""
+        """Send a request, with retries, and return a successful answer. A DELETE whose answer was lost, and whose retry
+        finds nothing, was successful."""
+        may_be_deleted = False
 
         async def attempt() -> HttpResponse:
-            answer = await self.io.send(request)
+            nonlocal may_be_deleted
+            try:
+                answer = await self.io.send(request)
+            except ConnectionBroken as error:
+                may_be_deleted = may_be_deleted or (error.sent and request.method == "DELETE")
+                raise
+            if answer.status == _NOT_FOUND and may_be_deleted:
+                return HttpResponse(_NO_CONTENT, {}, b"")
+            may_be_deleted = may_be_deleted or (answer.status in _TEMPORARY and request.method == "DELETE")
             if not 200 <= answer.status < 300:
                 raise error_from_problem(answer.status, answer.body, answer.headers)
             return answer

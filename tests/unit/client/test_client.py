@@ -364,6 +364,20 @@ def test_a_cut_post_without_an_idempotency_key_is_not(server: Server, client: Cl
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("first", [Said(None), Said(504, b"")], ids=["cut", "504"])
+def test_a_delete_whose_answer_was_lost_is_done(server: Server, client: Client, first: Said) -> None:
+    server.answers = [JOB, first, refused(404, "not_found")]
+    client.job("job_1").delete()
+    assert [asked.method for asked in server.asked] == ["GET", "DELETE", "DELETE"]
+
+
+@pytest.mark.parametrize("first", [[], [refused(429, "quota_exceeded", "1")]], ids=["asked once", "refused before"])
+def test_a_delete_of_what_is_not_there_is_an_error(server: Server, client: Client, first: list[Said]) -> None:
+    server.answers = [JOB, *first, refused(404, "not_found")]
+    with pytest.raises(errors.NotFound):
+        client.job("job_1").delete()
+
+
 def test_a_submit_that_is_still_carried_out_is_asked_again(server: Server, client: Client) -> None:
     server.answers = [Said(None), refused(409, "idempotency_key_in_flight"), ACCEPTED]
     assert client.submit([1]).id == "job_1"
