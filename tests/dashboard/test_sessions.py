@@ -4,14 +4,17 @@ send. And what the browser is told to hold to."""
 import json
 import re
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 
 from conveyor import faults
 from conveyor.auth.keys import parse_key
 from conveyor.auth.sessions import LINK, OWNER, SESSION, Sessions
-from conveyor.cli.dashboard_command import dashboard_link, sign_in_path
-from tests.support.api import Answer, Api, new_key
+from conveyor.cli import dashboard_command
+from conveyor.cli.dashboard_command import sign_in_path
+from tests.support.api import Answer, Api, new_key, new_server
 from tests.support.clocks import JumpingClock
 
 PROOF = {"x-conveyor-dashboard": "1"}
@@ -226,12 +229,22 @@ async def test_a_server_that_starts_prints_a_link_for_a_key_that_works(server: A
         assert await sign_in_path(server.system, none) == "/"
 
 
-async def test_a_server_that_starts_signs_nobody_in_by_its_log(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def a_log_signs_nobody_in() -> None:
+    async with new_server() as server:
+        with redirect_stdout(StringIO()):
+            said = await dashboard_command.dashboard_link(server.system, server.key)
+        assert "conveyor dashboard" in said
+        assert "sign-in/" not in said
+
+
+async def test_a_server_that_starts_signs_nobody_in_by_its_log() -> None:
+    await a_log_signs_nobody_in()
+
+
+async def test_a_server_that_starts_on_a_terminal_prints_a_link(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert (await dashboard_link(server.system, server.key)).startswith("/#/sign-in/")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    assert "conveyor dashboard" in await dashboard_link(server.system, server.key)
-    assert "sign-in/" not in await dashboard_link(server.system, server.key)
+    said = await dashboard_command.dashboard_link(server.system, server.key)
+    assert said.startswith("/#/sign-in/")
 
 
 async def test_the_files_carry_what_a_browser_is_to_hold_to(server: Api) -> None:

@@ -25,6 +25,10 @@ loop.run_async(main(loop.Stop(lambda: None, 0.1)))
 """
 
 
+# Seconds after which a command is taken for one that never exits.
+PATIENCE = 30.0
+
+
 def test_a_command_that_does_not_stop_exits() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HANGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -33,7 +37,7 @@ def test_a_command_that_does_not_stop_exits() -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         try:
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
     assert process.returncode == EXIT_TERMINATED

@@ -400,7 +400,17 @@ async def blank_lines_are_skipped_together() -> None:
     assert len(parsed) < 50
 
 
+async def a_list_of_blank_lines_has_a_bound() -> None:
+    reading = ListReading(JobKind.FETCH, ListFormat.TEXT, without_task=999_990)
+    await read_all(b"\n" * 10, reading)
+    with pytest.raises(ListTooSparse, match="1000001 lines without a task"):
+        await read_all(b"\n" * 11, reading)
+
+
 class TestLinesWithoutATask:
+    async def test_a_list_of_blank_lines_has_a_bound(self) -> None:
+        await a_list_of_blank_lines_has_a_bound()
+
     async def test_they_are_skipped_together(self) -> None:
         await blank_lines_are_skipped_together()
 
