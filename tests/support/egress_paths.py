@@ -1,8 +1,7 @@
 """Every way in which a tenant has Conveyor make a request: the columns of the table in tests/security. A path gets
 URLs, has the real code request each of them, and returns what came of it: the code of a refusal, or `reached`.
 
-`MODULES` is the register: each module of the source that can open a connection, with the paths that go through it, or
-the reason why no tenant's URL does. A test compares it with the imports of the source.
+egress_register.py says which modules they go through.
 """
 
 import asyncio
@@ -42,10 +41,11 @@ from conveyor.notify.webhooks import Endpoint, Secret
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
+from conveyor.settings import Settings
 from conveyor.system import System
 from tests.support.addresses import as_input
 from tests.support.make_jobs import ACME, make_job, make_notice
-from tests.support.target_site import Seen, Site, answer, page
+from tests.support.target_site import AUTHORITY, Seen, Site, answer, page
 
 REACHED = "reached"
 FAR = "http://far.example/"
@@ -81,6 +81,8 @@ class EgressPath:
     follows: bool = True
     # Codes beside the refusals: a gateway resolves names by itself.
     allowed: frozenset[str] = frozenset()
+    # Codes beside these for vectors that name a public host, or a path of the site itself.
+    allowed_elsewhere: frozenset[str] = frozenset()
     at_once: int = _AT_ONCE
 
     async def each(self, world: EgressWorld, urls: Sequence[str]) -> list[str]:
@@ -111,9 +113,19 @@ def _code(outcome: Outcome) -> str:
 
 
 async def _try(job_kind: JobKind, executor: Any, clock: Clock, task_input: str, **options: Any) -> str:
+    """One attempt; of a job with a pool, through its last gateway."""
     job = make_job(clock, kind=job_kind, timeout=5.0, chunk_size=1, **options)
-    (outcome,) = await executor.attempt(job, [TaskRef(0, InputJson(task_input))])
-    return _code(outcome)
+    refs = [TaskRef(0, InputJson(task_input))]
+    pool = job.options.gateway.pool if job.options.gateway is not None else ()
+    outcomes = await (executor.attempt_through(len(pool) - 1, job, refs) if pool else executor.attempt(job, refs))
+    return _code(outcomes[0])
+
+
+def _settings_of(world: EgressWorld, **settings: Any) -> Settings:
+    """Those of an operator who trusts an authority of their own, and lets jobs verify nothing."""
+    bundle = world.system.settings.data / "authorities.pem"
+    bundle.write_bytes(AUTHORITY)
+    return msgspec.structs.replace(world.system.settings, ca_bundle=bundle, allow_insecure=True, **settings)
 
 
 def _fetching(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]], gateway: bool = False) -> Any:
@@ -121,9 +133,7 @@ def _fetching(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]], ga
 
     @asynccontextmanager
     async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
-        settings = world.system.settings
-        if gateway:
-            settings = msgspec.structs.replace(settings, gateway=world.site.url("/gateway?url={url}"))
+        settings = _settings_of(world, gateway=world.site.url("/gateway?url={url}") if gateway else None)
         executor = FetchExecutor(settings, world.clock, world.new_guard())
 
         async def attempt(url: str) -> str:
@@ -136,11 +146,12 @@ def _fetching(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]], ga
     return opened
 
 
-def _downloading(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]]) -> Any:
+def _downloading(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]], gateway: bool = False) -> Any:
     @asynccontextmanager
     async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
         system = world.system
-        executor = DownloadExecutor(system.settings, world.clock, world.new_guard(), system.records, system.blobs)
+        settings = _settings_of(world, gateway=world.site.url("/gateway?url={url}") if gateway else None)
+        executor = DownloadExecutor(settings, world.clock, world.new_guard(), system.records, system.blobs)
 
         async def attempt(url: str) -> str:
             target, options = wrap(world, url)
@@ -152,21 +163,29 @@ def _downloading(wrap: Callable[[EgressWorld, str], tuple[str, dict[str, Any]]])
     return opened
 
 
-def _exporting(change: Callable[[EgressWorld, str], dict[str, Any]]) -> Any:
-    """An export whose API is at the site, but for what is changed."""
+def _nothing(world: EgressWorld, url: str) -> dict[str, Any]:
+    return {}
+
+
+def _exporting(
+    change: Callable[[EgressWorld, str], dict[str, Any]] = _nothing,
+    wrap: Callable[[EgressWorld, str], dict[str, Any]] = _nothing,
+) -> Any:
+    """An export whose API is at the site, but for what is changed; and the options of its job."""
 
     @asynccontextmanager
     async def opened(world: EgressWorld) -> AsyncIterator[Attempt]:
         system = world.system
         # A failed call of the API is not retried.
-        settings = msgspec.structs.replace(system.settings, export_retries=0)
+        settings = _settings_of(world, export_retries=0)
         executor = ExportDownloadExecutor(settings, world.clock, world.new_guard(), system.records, system.blobs)
         api = world.site.url("/export-api")
         good = {"create": {"url": api}, "id": "$.id", "status": {"url": api}, "state": "$.state", "ready": ["ready"]}
 
         async def attempt(url: str) -> str:
             export = msgspec.convert({**good, "download": {"url": api}, **change(world, url)}, ExportApi)
-            return await _try(JobKind.EXPORT_DOWNLOAD, executor, world.clock, '"1"', export=export)
+            options = wrap(world, url)
+            return await _try(JobKind.EXPORT_DOWNLOAD, executor, world.clock, '"1"', export=export, **options)
 
         yield attempt
         await executor.close()
@@ -287,8 +306,39 @@ async def _pin(lists: UrlLists, remote: RemoteSource) -> None:
     await lists.pin(remote)
 
 
+def _through(url: str) -> dict[str, dict[str, Any]]:
+    """Options of a job that names a gateway there, by what it is; the pools have a good one first."""
+    good, template = PooledGateway(proxy="http://proxy.example:8080"), f"{url}?url={{url}}"
+    socks = url.replace("http", "socks5h", 1)
+    gateways = {
+        "proxy": Gateway(proxy=url),
+        "SOCKS proxy": Gateway(proxy=socks),
+        "template": Gateway(url=template),
+        "pool": Gateway(pool=[PooledGateway(proxy=url)]),
+        "SOCKS proxy in a pool": Gateway(pool=[good, PooledGateway(proxy=socks)]),
+        "template in a pool": Gateway(pool=[good, PooledGateway(url=template)]),
+    }
+    return {name: {"gateway": gateway} for name, gateway in gateways.items()}
+
+
+def _gateways_of_jobs(prefix: str, opened: Callable[[str], Any]) -> tuple[EgressPath, ...]:
+    """A path for each way to name a gateway. `opened` makes the path of one, by its name."""
+    return tuple(
+        EgressPath(
+            f"{prefix}, {name} of the job",
+            opened(name),
+            allowed=_BY_GATEWAY | ({"bad_input"} if "SOCKS" in name else frozenset()),
+        )
+        for name in _through(FAR)
+    )
+
+
+# Each mode of TLS has clients of its own.
+_OTHER_TLS = {"http2": True, "insecure": True}
 _BY_GATEWAY = frozenset({"gateway_failed"})
 _BY_ROBOTS = frozenset({"robots_unavailable"})
+# A robots.txt that is not there allows the page.
+_NO_ROBOTS = frozenset({REACHED})
 # What was asked of a gateway of the operator, or of a site that plays one.
 _ASKED = frozenset({REACHED, "connect_failed"})
 
@@ -302,24 +352,14 @@ PATHS: tuple[EgressPath, ...] = (
         for status in (301, 302, 303, 307, 308)
     ),
     EgressPath("fetch, two redirects", _fetching(lambda world, url: (world.redirect(world.redirect(url)), {}))),
+    EgressPath("fetch, another mode of TLS", _fetching(lambda world, url: (url, _OTHER_TLS))),
     EgressPath(
-        "fetch, proxy of the job",
-        _fetching(lambda world, url: (FAR, {"gateway": Gateway(proxy=url)})),
-        allowed=_BY_GATEWAY,
+        "fetch, redirect in another mode of TLS", _fetching(lambda world, url: (world.redirect(url), _OTHER_TLS))
     ),
+    *_gateways_of_jobs("fetch", lambda name: _fetching(lambda world, url: (FAR, _through(url)[name]))),
     EgressPath(
-        "fetch, SOCKS proxy of the job",
-        _fetching(lambda world, url: (FAR, {"gateway": Gateway(proxy=url.replace("http", "socks5h", 1))})),
-        allowed=_BY_GATEWAY | {"bad_input"},
-    ),
-    EgressPath(
-        "fetch, template of the job",
-        _fetching(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
-        allowed=_BY_GATEWAY,
-    ),
-    EgressPath(
-        "fetch, pool of the job",
-        _fetching(lambda world, url: (FAR, {"gateway": Gateway(pool=[PooledGateway(proxy=url)])})),
+        "fetch, proxy in another mode of TLS",
+        _fetching(lambda world, url: (FAR, {**_through(url)["proxy"], **_OTHER_TLS})),
         allowed=_BY_GATEWAY,
     ),
     EgressPath(
@@ -352,29 +392,37 @@ PATHS: tuple[EgressPath, ...] = (
         "fetch, robots.txt that redirects",
         _fetching(lambda world, url: (world.site.url("/ok"), _led_to(url))),
         allowed=_BY_ROBOTS,
+        allowed_elsewhere=_NO_ROBOTS,
+    ),
+    EgressPath(
+        "fetch, robots.txt by a proxy of the job",
+        _fetching(lambda world, url: (FAR, {**_through(url)["proxy"], "robots": RobotsMode.OBEY})),
+        allowed=_BY_ROBOTS | _BY_GATEWAY,
+    ),
+    EgressPath(
+        "fetch, robots.txt by a template of the job",
+        _fetching(lambda world, url: (FAR, {**_through(url)["template"], "robots": RobotsMode.OBEY})),
+        allowed=_BY_ROBOTS | _BY_GATEWAY,
+    ),
+    EgressPath(
+        "download, robots.txt", _downloading(lambda world, url: (url, {"robots": RobotsMode.OBEY})), allowed=_BY_ROBOTS
     ),
     EgressPath(
         "download, robots.txt that redirects",
         _downloading(lambda world, url: (world.site.url("/ok"), _led_to(url))),
         allowed=_BY_ROBOTS,
+        allowed_elsewhere=_NO_ROBOTS,
     ),
     EgressPath("download", _downloading(lambda world, url: (url, {}))),
     EgressPath("download, redirect", _downloading(lambda world, url: (world.redirect(url), {}))),
     EgressPath("download, two redirects", _downloading(lambda world, url: (world.redirect(world.redirect(url)), {}))),
+    EgressPath("download, another mode of TLS", _downloading(lambda world, url: (url, _OTHER_TLS))),
+    *_gateways_of_jobs("download", lambda name: _downloading(lambda world, url: (FAR, _through(url)[name]))),
     EgressPath(
-        "download, proxy of the job",
-        _downloading(lambda world, url: (FAR, {"gateway": Gateway(proxy=url)})),
-        allowed=_BY_GATEWAY,
-    ),
-    EgressPath(
-        "download, pool of the job",
-        _downloading(lambda world, url: (FAR, {"gateway": Gateway(pool=[PooledGateway(proxy=url)])})),
-        allowed=_BY_GATEWAY,
-    ),
-    EgressPath(
-        "download, template of the job",
-        _downloading(lambda world, url: (FAR, {"gateway": Gateway(url=f"{url}?url={{url}}")})),
-        allowed=_BY_GATEWAY,
+        "download through the gateway of the operator",
+        _downloading(lambda world, url: (url, {}), gateway=True),
+        follows=False,
+        allowed=_ASKED,
     ),
     EgressPath("export API, create", _exporting(lambda world, url: {"create": {"url": url}})),
     EgressPath("export API, status", _exporting(lambda world, url: {"status": {"url": url}})),
@@ -389,6 +437,11 @@ PATHS: tuple[EgressPath, ...] = (
         ),
     ),
     EgressPath("export API, redirect", _exporting(lambda world, url: {"create": {"url": world.redirect(url)}})),
+    EgressPath(
+        "export API, another mode of TLS",
+        _exporting(lambda world, url: {"create": {"url": url}}, lambda world, url: _OTHER_TLS),
+    ),
+    *_gateways_of_jobs("export API", lambda name: _exporting(wrap=lambda world, url: _through(url)[name])),
     EgressPath("webhook", _posting),
     EgressPath("webhook, endpoint", _delivering(WEBHOOK), at_once=1),
     EgressPath("webhook, endpoint, redelivered", _delivering(WEBHOOK, again=True), at_once=1),
@@ -403,42 +456,3 @@ PATHS: tuple[EgressPath, ...] = (
     EgressPath("list of a schedule", _staging(redirect=False)),
     EgressPath("list of a schedule, redirect", _staging(redirect=True)),
 )
-
-_OPERATOR = "the operator's settings name the server"
-_EGRESS = "makes no request by itself: the paths do"
-_HANDS_ON = "hands a guard or a reader on"
-
-# Module, or package with all below it -> the first words of the names of its paths, or the reason why it has none.
-MODULES: dict[str, tuple[str, ...] | str] = {
-    "accept.scheduler": _HANDS_ON,
-    "accept.sources": ("list of a schedule",),
-    "egress.ca_bundle": "builds a client to check certificates, and sends nothing",
-    "egress.clients": _EGRESS,
-    "egress.heads": _EGRESS,
-    "egress.outbound": ("webhook", "list"),
-    "egress.robots": ("fetch, robots.txt", "download, robots.txt that redirects"),
-    "egress.routes": _EGRESS,
-    "embedded": _HANDS_ON,
-    "engines.aws_credentials": "asks the machine that it runs on for credentials",
-    "engines.aws_event_targets": "a tenant names an ARN that the operator lists; the endpoint is the operator's",
-    "engines.aws_session": _OPERATOR,
-    "engines.dynamodb": _OPERATOR,
-    "engines.object_blobs": _OPERATOR,
-    "engines.postgres": _OPERATOR,
-    "engines.redis": _OPERATOR,
-    "engines.s3": _OPERATOR,
-    "engines.s3_parts": _OPERATOR,
-    "engines.s3_source_buckets": "a tenant names an object in a bucket that the operator lists, with its endpoint",
-    "engines.sqs": _OPERATOR,
-    "engines.step_functions_client": _OPERATOR,
-    "lists.list_files": _HANDS_ON,
-    "lists.list_bytes": _HANDS_ON,
-    "lists.url_lists": ("list of a job", "list of a schedule"),
-    "notify.deliverer": ("webhook",),
-    "process.executors.download.download_executor": ("download",),
-    "process.executors.download.exchange": ("download", "export API"),
-    "process.executors.download.export_api_executor": ("export API",),
-    "process.executors.download.long_tasks": _HANDS_ON,
-    "process.executors.fetch.child": ("fetch",),
-    "process.executors.fetch.fetch_executor": ("fetch",),
-}
