@@ -20,7 +20,7 @@ ConveyorError
     ├── DestinationUnavailable
     ├── Overloaded ── NoWorkers
     └── EngineFailed
-        ├── DatabaseUnusable · EngineRefused
+        ├── DatabaseUnusable · EngineRefused · NewerRow
         └── DiskUnwritable (507) ── DiskFull · DiskReadOnly
 """
 
