@@ -202,10 +202,17 @@ def test_defaults_in_the_text_are_those_of_the_code() -> None:
 def test_every_extra_is_one() -> None:
     known = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     for page in PAGES:
-        for names in re.findall(r"'(?:conveyor-jobs|\.)\[([a-z,]+)\]'", page.read_text()):
+        for names in re.findall(r"'(?:conveyor-jobs|\.|\S+\.whl)\[([a-z,]+)\]'", page.read_text()):
             assert set(names.split(",")) <= known, (page, names)
     listed = set(re.findall(r"^\| `([a-z]+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE))
     assert listed == known - {"dev"}
+
+
+def test_no_command_installs_it_from_an_index() -> None:
+    """It is on none: whoever took its name there would be installed."""
+    for page in PAGES:
+        for block in re.findall(r"^```.*?^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            assert not re.search(r"pip install [^\n]*(?<![/.\w])'?conveyor-jobs", block), (page, block)
 
 
 def test_every_metric_is_one() -> None:
