@@ -129,6 +129,9 @@ async def test_a_group_is_rerun(server: Api) -> None:
         before = await ask(server, f"/v1/jobs/{job_id}/errors?run=1", ErrorGroups)
         assert (before.failed, before.run_id == again.run_id) == (6, False)
         assert (await server.get(f"/v1/jobs/{job_id}/hosts?run=9")).status == 404
+        for part in ("errors", "hosts"):
+            refused = await server.get(f"/v1/jobs/{job_id}/{part}?run=latest-per-task")
+            assert (refused.status, refused.json["code"]) == (400, "invalid_field")
 
 
 async def test_tasks_without_a_known_host_are_counted(server: Api) -> None:

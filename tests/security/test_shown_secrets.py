@@ -159,9 +159,10 @@ async def test_the_query_of_a_schedules_list_is_not_shown(server: Api) -> None:
 
 
 async def test_invalid_lines_do_not_show_them(server: Api) -> None:
-    line = '{"url": "nope", "headers": {"Authorization": "Bearer canary"}}\n'
+    line = '{"url": "nope", "headers": {"Authorization": "Bearer canary"}}\n"http://me:canary@other.example:x/"\n'
     upload = await server.upload((line + '"http://example.com/"\n').encode())
     made = await server.submit({"source": {"upload_id": upload}})
     shown = await server.get(f"{made.headers['location']}/invalid")
     assert b"nope" in shown.body
+    assert b"***@other.example:x/" in shown.body
     assert b"canary" not in shown.body

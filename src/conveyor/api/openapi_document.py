@@ -60,6 +60,8 @@ _FORMS: dict[str, dict[str, Any]] = {
     "signature": {"pattern": "[0-9a-f]{64}"},
     "Idempotency-Key": {"pattern": r"[\x21-\x7e]{1,255}"},
 }
+# Routes that show one run, and not the latest outcome of each task.
+_OF_ONE_RUN = frozenset(f"/v1/jobs/{{job_id}}/{name}" for name in ("comparison", "errors", "hosts"))
 # The form of a cursor, by path. Some hold more than a pattern can say, and are refused if they do not fit the listing.
 _CURSORS = {
     "/v1/jobs": _JOB,
@@ -107,6 +109,8 @@ def _parameter_schema(path: str, parameter: dict[str, Any]) -> dict[str, Any]:
             schema |= kind
     name = parameter["name"]
     form = {"pattern": _CURSORS[path]} if name == "cursor" else _FORMS.get(name, {})
+    if name == "run" and path in _OF_ONE_RUN:
+        form = {"pattern": _ONE_RUN}
     if "pattern" in form:
         form = {"pattern": f"^({form['pattern']})$"}
         # An empty default is only the sign that the parameter is missing.

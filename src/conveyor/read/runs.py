@@ -36,6 +36,8 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
 
 async def chosen_run(records: Records, job: Job, which: str) -> Run:
     """The run that `which` names by its id or number, or as the latest. Raises NotFound and InvalidField."""
+    if which == LATEST_PER_TASK:
+        raise InvalidField(f"`run` must be one run: its id or number, or `{LATEST}`.", field="run")
     [key] = await chosen_runs(records, job, which)
     run = job.run if key == job.key else await records.jobs.run(job.job_id, key.run_id)
     if run is None:

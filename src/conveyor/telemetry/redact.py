@@ -37,6 +37,7 @@ _LOOKS = re.compile(
     r"|\b[A-Za-z0-9+/_=-]{100,}"  # a task token: longer than any id or digest
 )
 _URL = re.compile(r"""([a-zA-Z][a-zA-Z0-9+.-]{0,30}:(?:\\{0,4}/){2})([^\s"'<>`]+)""")
+_USER = re.compile(r"""(?<=//)[^\s"'<>`/?#]{1,1000}@""")
 _QUERY = re.compile(r"""(?<=[\w/])\?[\w.%~$-]+=[^\s"'<>`)\]}]+""")
 _OPTION = re.compile(r"\?[\w.-]+=")
 _NUMBER = re.compile(r"\d*")
@@ -60,7 +61,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_credentials(text: str) -> str:
-    """The text without the values behind names that mark a secret. URLs stay, with other parts of their query."""
+    """The text without the values behind names that mark a secret, and without the user info of URLs. The rest of a URL
+    stays, with other parts of its query."""
+    text = _USER.sub(f"{GONE}@", text)
     for pattern in (_HEADER, _SCHEME):
         text = pattern.sub(rf"\1\2{GONE}", text)
     return _PAIR.sub(_pair, _KEY.sub(rf"\1{GONE}", text))
