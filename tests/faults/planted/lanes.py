@@ -116,9 +116,9 @@ def nothing_is_fed_to_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks that should end for lack of patience stay in their queue, where nobody looks at them."""
 
     def open_until(self: Gate) -> float | None:
-        shared = self._shared_target()
-        state = None if shared is None or not self.is_watching else self._breakers.state(self._key(shared))
-        return state.until if state is not None and self._breakers.is_open(state) else None
+        shared = [f"upstream:{self._upstream}"] if self._upstream is not None else self._gateways
+        blocked = self._first_open(shared) if self.is_watching else None
+        return None if blocked is None else blocked.state.until
 
     monkeypatch.setattr(Gate, "open_until", open_until)
 
