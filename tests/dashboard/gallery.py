@@ -57,6 +57,11 @@ def views(here: World) -> list[View]:
     here.ask("POST", f"/v1/jobs/{cancelled}/cancel")
     here.ended(cancelled)
     opened = here.submit(name="Feed", mode="open")
+    downloads = here.submit(
+        name="Product videos", kind="download", tasks=[f"{site}/trickle/{100_000 * rate}" for rate in range(1, 5)]
+    )
+    extracted = fed.job("Headlines", ["page"] * 3, extract="words")
+    here.ended(extracted)
     waiting = here.submit(name="Stock levels", tasks=["http://127.0.0.2:1/stock"] * 40, upstream="api.example.com")
     running = fed.job("Thumbnails", ["slow/400"] * 3000, concurrency=4)
     paused = fed.job("Reviews", ["slow/400"] * 300, concurrency=4)
@@ -64,6 +69,8 @@ def views(here: World) -> list[View]:
     here.ask("POST", f"/v1/jobs/{paused}/pause")
     here.wait(lambda: (here.ask("GET", f"/v1/jobs/{waiting}")["waiting"] or {}).get("code") == "breaker")
     failed = here.ask("GET", f"/v1/jobs/{letters}/results?status=failed&limit=1")["items"][0]["task_id"]
+    here.wait(lambda: (here.ask("GET", f"/v1/jobs/{downloads}")["transfers"] or {}).get("rate"))
+    words = here.ask("GET", f"/v1/jobs/{extracted}/results")["items"][0]["task_id"]
     good = here.ask("GET", f"/v1/jobs/{few}/results?status=succeeded&limit=1")["items"][0]["task_id"]
     return [
         View("sign-in", "", "Sign in to Conveyor", height=520, signed_in=False),
@@ -74,6 +81,7 @@ def views(here: World) -> list[View]:
         View("job-running", f"#/jobs/{running}", "Throughput", height=1200),
         View("job-waiting", f"#/jobs/{waiting}", "next probe in", height=520),
         View("job-open", f"#/jobs/{opened}", "open · waiting for tasks", height=520),
+        View("job-downloading", f"#/jobs/{downloads}", "Downloading", height=900),
         View("job-paused", f"#/jobs/{paused}", "paused", height=520),
         View("job-skipped-lines", f"#/jobs/{skipped}", "2 of 3 lines skipped", height=1500),
         View("job-rejected", f"#/jobs/{rejected}", "failed", height=520),
@@ -87,6 +95,7 @@ def views(here: World) -> list[View]:
         View("job-duplicate", f"#/jobs/{letters}", "Duplicate this job?", _press("Duplicate…"), height=800),
         View("task-failed", f"#/jobs/{letters}/tasks/{failed}", "http_503", height=1000),
         View("task-succeeded", f"#/jobs/{few}/tasks/{good}", "200", height=1000),
+        View("task-extracted", f"#/jobs/{extracted}/tasks/{words}", "Extracted", height=900),
         View("dead-letters", "#/dead-letters", "Starts a rerun of the task.", height=560),
         View("redrive", "#/dead-letters", "in one new run of each job", _press("Redrive all"), height=560),
         View("schedules", "#/schedules", "Every night", height=480),

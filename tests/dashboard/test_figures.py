@@ -95,6 +95,78 @@ def test_attempts_are_drawn_with_their_times(here: World, visit: Open) -> None:
     usable(page)
 
 
+def test_downloads_say_how_far_they_are(here: World, visit: Open) -> None:
+    """The job as a whole, and each task; what runs looks running."""
+    files = [f"{here.site.url}/trickle/1000000", f"{here.site.url}/trickle/2000000"]
+    job = here.submit(kind="download", name="Films", tasks=[*files, f"{here.site.url}/page/1"])
+    here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["counts"]["succeeded"])
+    here.wait(lambda: (here.ask("GET", f"/v1/jobs/{job}")["transfers"] or {}).get("rate"))
+    page = visit(f"#/jobs/{job}")
+    tile = page.locator(".tile").filter(has_text="Downloading")
+    expect(tile.locator("b")).to_have_text(re.compile(r"[\d.]+%"))
+    expect(tile).to_contain_text(re.compile(r"[\d.]+ \w+ of 858 MiB · [\d.]+ MiB/s · .+ left"))
+    rows = page.get_by_role("table", name="Tasks").get_by_role("row").filter(has_text="in progress")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text(re.compile(r"[\d.]+ \w+ of 286 MiB · .+% · .+/s · .+ left"))
+    usable(page)
+    rows.first.get_by_role("link").click()
+    expect(page.locator(".title-text")).to_contain_text("in progress")
+    expect(page.get_by_role("link", name="Films")).to_be_visible()
+    usable(page)
+    here.ask("POST", f"/v1/jobs/{job}/cancel")
+    here.ended(job)
+    page = visit(f"#/jobs/{job}")
+    expect(page.locator(".tile").first).to_be_visible()
+    expect(tile).to_have_count(0)
+
+
+def test_what_was_extracted_is_shown(here: World, visit: Open) -> None:
+    job = here.submit(tasks=[f"{here.site.url}/page/1", f"{here.site.url}/hostile"], extract="words")
+    here.ended(job)
+    tasks = {task["index"]: task["task_id"] for task in here.ask("GET", f"/v1/jobs/{job}/results")["items"]}
+    page = visit(f"#/jobs/{job}/tasks/{tasks[0]}")
+    expect(page.get_by_label("Extracted")).to_contain_text('"first": "Page"')
+    usable(page)
+    page = visit(f"#/jobs/{job}/tasks/{tasks[1]}")
+    expect(page.get_by_label("Extracted")).to_contain_text("<script>")
+    plain = here.submit(tasks=[f"{here.site.url}/page/1"])
+    here.ended(plain)
+    [task] = here.ask("GET", f"/v1/jobs/{plain}/results")["items"]
+    page = visit(f"#/jobs/{plain}/tasks/{task['task_id']}")
+    expect(page.get_by_label("Body")).to_be_visible()
+    expect(page.get_by_role("heading", name="Extracted")).to_have_count(0)
+
+
+def test_tables_are_sorted_by_their_columns(here: World, visit: Open) -> None:
+    """Those of errors by host and of dead letters, whose rows can be selected in any order."""
+    options = {"attempts": 1, "on_exhausted": "dead_letter", "breaker": {"enabled": False}}
+    pages = [f"{here.site.url}/{kind}/{number}" for number, kind in enumerate(["fails", "gone", "gone", "fails"])]
+    job = here.submit(name="Sorted", tasks=[*pages, f"{here.site.url}/fails/4"], **options)
+    here.ended(job)
+    page = visit(f"#/jobs/{job}")
+    groups = page.get_by_role("table", name="Errors by host")
+    failed = groups.locator("tbody td:nth-child(3)")
+    groups.get_by_role("button", name="Failed").click()
+    expect(failed).to_have_text(["2", "3"])
+    groups.get_by_role("button", name="Failed").click()
+    expect(failed).to_have_text(["3", "2"])
+    expect(groups.get_by_role("columnheader", name="Failed")).to_have_attribute("aria-sort", "descending")
+    usable(page)
+    page = visit(f"#/dead-letters?job={job}")
+    letters = page.get_by_role("table", name="Dead letters")
+    kinds = letters.locator("tbody td:nth-child(3)")
+    letters.get_by_role("button", name="Type").click()
+    expect(kinds).to_have_text(["task 0", "task 3", "task 4"])
+    letters.get_by_role("checkbox").last.check()
+    letters.get_by_role("button", name="Type").click()
+    expect(kinds).to_have_text(["task 4", "task 3", "task 0"])
+    with page.expect_response("**/v1/dead-letters*"):
+        pass
+    expect(letters.get_by_role("checkbox").first).to_be_checked()
+    expect(letters.get_by_role("checkbox").last).not_to_be_checked()
+    usable(page)
+
+
 def test_the_fleet_draws_its_load(here: World, visit: Open) -> None:
     job = here.napping("Load", total=60)
     here.wait(lambda: any(point["waiting"] for point in here.ask("GET", "/v1/load")["minutes"]["items"]))

@@ -254,6 +254,9 @@ class TestJobs:
             expect(page.locator(".title .pill")).to_have_class(f"pill {look}")
         page.goto(f"{here.url}/#/jobs/{skipped}")
         expect(page.locator(".notice")).to_contain_text("2 of 3 lines skipped")
+        page.get_by_role("link", name="Options").click()
+        page.locator(".notice").get_by_role("link", name="Invalid lines").click()
+        expect(page.get_by_role("table", name="Invalid lines")).to_be_visible()
         page.goto(f"{here.url}/#/jobs")
         row = page.get_by_role("listitem").filter(has_text="Many failed")
         expect(row.locator(".pill")).to_have_text("completed with failures")
@@ -473,6 +476,8 @@ class TestOperations:
         sent = page.get_by_role("table", name="Deliveries").get_by_role("row").last
         expect(sent).to_contain_text("500")
         expect(row).to_contain_text("failing")
+        # It is retried for hours: until then it is pending, and yet no success.
+        expect(page.locator(".tile").filter(has_text="Success rate").locator("b")).to_have_text("0%")
         button(page, "Show the payload and response of webhook.test").click()
         expect(page.get_by_role("dialog")).to_contain_text("webhook_id")
         button(page, "Close").click()

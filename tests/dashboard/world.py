@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,12 +44,26 @@ class _Page(BaseHTTPRequestHandler):
         assert isinstance(self.server, Site)
         kind = "page" if self.server.mended else self.path.split("/")[1]
         status = {"fails": 503, "gone": 404}.get(kind, 200)
+        if kind == "trickle":
+            self._trickle(int(self.path.split("/")[2]))
+            return
         if self.path.startswith("/slow/"):
             time.sleep(int(self.path.split("/")[2]) / 1000)
         if "authorization" in self.headers:
             self.server.authorized.append(self.headers["authorization"])
         body = HOSTILE if self.path.startswith("/hostile") else f"Page {self.path}\n" * 40
         self._answer(status, body.encode())
+
+    def _trickle(self, rate: int) -> None:
+        """A file of five minutes, at so many bytes a second."""
+        self.send_response(200)
+        self.send_header("content-type", "application/octet-stream")
+        self.send_header("content-length", str(300 * rate))
+        self.end_headers()
+        with suppress(ConnectionError):
+            for _ in range(3000):
+                self.wfile.write(bytes(rate // 10))
+                time.sleep(0.1)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -199,6 +213,7 @@ def world(place: Path) -> Iterator[World]:
         "CONVEYOR_BREAKER_LEAST": "3",
         "CONVEYOR_WEBHOOK_RETRIES": "600",
         "CONVEYOR_MAX_LOST_STARTS": "1",
+        "CONVEYOR_PROGRESS_SHARE": "0.001",
     }
     site = Site()
     threading.Thread(target=site.serve_forever, daemon=True).start()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conveyor import Context, Handlers
+from conveyor import Context, Handlers, Page
 
 handlers = Handlers()
 kept: list[bytes] = []
@@ -19,6 +19,11 @@ kept: list[bytes] = []
 @handlers.task("double")
 def double(value: int) -> int:
     return value * 2
+
+
+@handlers.task("words")
+def words(page: Page) -> dict[str, Any]:
+    return {"words": len(page.text.split()), "first": page.text.split()[0]}
 
 
 @handlers.task("double-async")

@@ -79,6 +79,7 @@
  * @property {number} rate
  * @property {number | null} eta
  * @property {{p50: number, p95: number} | null} task_time
+ * @property {Progressed & {tasks: number} | null} transfers downloads in progress, together
  *
  * @typedef {Object} Waiting
  * @property {string} code
@@ -118,8 +119,11 @@
  * @property {number | null} elapsed
  * @property {string | null} finished_at
  * @property {number} [first_byte]
- * @property {boolean} [in_progress]
- * @property {{done: number, total: number | null, rate: number | null, note: string | null}} [progress]
+ * @property {unknown} extracted null if it is too long, too
+ * @property {string | null} extracted_url
+ * @property {Progressed & {note: string | null}} [progress]
+ *
+ * @typedef {{done: number, total: number | null, rate: number | null}} Progressed
  *
  * @typedef {{at: string, event: string, data: Record<string, any>}} Event
  * @typedef {{line: number, reason: string, text: string}} InvalidLine

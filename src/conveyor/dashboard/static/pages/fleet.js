@@ -28,15 +28,20 @@ export async function fleetPage(root, signal) {
   const breakers = table(
     "Breakers",
     /** @type {import("../parts/table.js").Column<Breaker>[]} */ ([
-      { title: "Target", look: "wide", cell: (each) => each.target.replace(/^upstream:/, "") },
+      {
+        title: "Target",
+        look: "wide",
+        sort: (each) => each.target,
+        cell: (each) => each.target.replace(/^upstream:/, ""),
+      },
       { title: "State", cell: (each) => pill(each.state) },
-      { title: "Open since", look: "number", cell: (each) => moment(each.since) },
+      { title: "Open since", look: "number", sort: (each) => each.since ?? "", cell: (each) => moment(each.since) },
       {
         title: "Next probe",
         look: "number",
         cell: (each) => (each.state === "open" ? moment(each.until) : `${count(each.at_once)} probes at once`),
       },
-      { title: "Times opened", look: "number", cell: (each) => count(each.times) },
+      { title: "Times opened", look: "number", sort: (each) => each.times, cell: (each) => count(each.times) },
       { title: "Error", cell: (each) => each.error && h("code", {}, each.error) },
       {
         title: "Reset",
@@ -53,6 +58,7 @@ export async function fleetPage(root, signal) {
       },
     ]),
     (each) => each.target,
+    "breakers",
   );
   const reset = async (/** @type {string[]} */ targets) => {
     if (await resetBreakers(targets)) await load();
@@ -70,6 +76,7 @@ export async function fleetPage(root, signal) {
       {
         title: "Job",
         look: "wide",
+        sort: (each) => each.name ?? each.job_id,
         cell: (
           each,
         ) => [
@@ -79,12 +86,23 @@ export async function fleetPage(root, signal) {
         ],
       },
       { title: "State", cell: (each) => jobPill({ ...each, total: 0, counts: NONE }) },
-      { title: "Running", look: "number", cell: (each) => `${count(each.running)} of ${count(each.concurrency)}` },
-      { title: "Queue", look: "number", cell: (each) => depth(each.queue) },
-      { title: "Retries", look: "number", cell: (each) => depth(each.recovery) },
-      { title: "Priority", look: "number", cell: (each) => each.priority },
+      {
+        title: "Running",
+        look: "number",
+        sort: (each) => each.running,
+        cell: (each) => `${count(each.running)} of ${count(each.concurrency)}`,
+      },
+      { title: "Queue", look: "number", sort: (each) => waiting(each.queue), cell: (each) => depth(each.queue) },
+      {
+        title: "Retries",
+        look: "number",
+        sort: (each) => waiting(each.recovery),
+        cell: (each) => depth(each.recovery),
+      },
+      { title: "Priority", look: "number", sort: (each) => each.priority, cell: (each) => each.priority },
     ]),
     (each) => each.run_id,
+    "lanes",
   );
   const fleet = table(
     "Workers",
@@ -93,15 +111,17 @@ export async function fleetPage(root, signal) {
       {
         title: "Host",
         look: "wide",
+        sort: (each) => each.host,
         cell: (each) => [each.host, h("span", { class: "muted" }, ` process ${each.process}`)],
       },
-      { title: "Version", cell: (each) => each.version },
-      { title: "Slots", look: "number", cell: (each) => count(each.slots) },
+      { title: "Version", sort: (each) => each.version, cell: (each) => each.version },
+      { title: "Slots", look: "number", sort: (each) => each.slots, cell: (each) => count(each.slots) },
       { title: "Handlers", cell: (each) => handlers(each.handlers) },
-      { title: "Started", look: "number", cell: (each) => moment(each.started_at) },
-      { title: "Heartbeat", look: "number", cell: (each) => moment(each.at) },
+      { title: "Started", look: "number", sort: (each) => each.started_at, cell: (each) => moment(each.started_at) },
+      { title: "Heartbeat", look: "number", sort: (each) => each.at, cell: (each) => moment(each.at) },
     ]),
     (each) => each.name,
+    "workers",
   );
   const alone = h("div");
   const chart = loadChart();
@@ -160,6 +180,9 @@ export async function fleetPage(root, signal) {
   await load();
   void poll(load, signal);
 }
+
+/** @param {Depth} queue */
+const waiting = ({ ready, held, delayed }) => ready + held + delayed;
 
 /**
  * Messages that are ready, in flight or delayed.

@@ -90,7 +90,7 @@ export async function jobPage(root, signal, jobId) {
   const switcher = h("div", { class: "runs-switch" });
   const progress = progressChart();
   const latency = latencyChart();
-  const tasks = tasksCard(jobId, signal, refreshAll);
+  const tasks = tasksCard(jobId, job.kind, signal, refreshAll);
   const errors = errorsList((code) => tasks.ofError(code));
   const groups = errorGroups(jobId, refreshAll);
   const hosts = hostsCard(jobId, signal, refreshAll);

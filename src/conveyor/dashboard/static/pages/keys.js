@@ -65,11 +65,16 @@ async function drawKeys(root, signal, until, redraw) {
   const { node: list, rows } = table(
     "Keys",
     /** @type {import("../parts/table.js").Column<Key>[]} */ ([
-      { title: "Tenant", cell: (each) => each.tenant },
-      { title: "Name", look: "wide", cell: (each) => [each.name ?? "–", each.admin && " (administrator)"] },
+      { title: "Tenant", sort: (each) => each.tenant, cell: (each) => each.tenant },
+      {
+        title: "Name",
+        look: "wide",
+        sort: (each) => each.name ?? "",
+        cell: (each) => [each.name ?? "–", each.admin && " (administrator)"],
+      },
       { title: "Key id", cell: (each) => h("code", { class: "id", title: each.key_id }, each.key_id) },
-      { title: "State", cell: (each) => pill(stateOf(each)) },
-      { title: "Created", look: "number", cell: (each) => moment(each.created_at) },
+      { title: "State", sort: stateOf, cell: (each) => pill(stateOf(each)) },
+      { title: "Created", look: "number", sort: (each) => each.created_at, cell: (each) => moment(each.created_at) },
       {
         title: "",
         look: "end",
@@ -83,14 +88,20 @@ async function drawKeys(root, signal, until, redraw) {
       },
     ]),
     (each) => each.key_id,
+    "keys",
   );
   const tenantPages = pager(() => load());
   const { node: tenants, rows: tenantRows } = table(
     "Tenants",
     /** @type {import("../parts/table.js").Column<Tenant>[]} */ ([
-      { title: "Tenant", look: "wide", cell: (each) => each.tenant },
-      { title: "Active keys", look: "number", cell: (each) => count(each.active_keys) },
-      { title: "All keys", look: "number", cell: (each) => count(each.keys) },
+      { title: "Tenant", look: "wide", sort: (each) => each.tenant, cell: (each) => each.tenant },
+      {
+        title: "Active keys",
+        look: "number",
+        sort: (each) => each.active_keys,
+        cell: (each) => count(each.active_keys),
+      },
+      { title: "All keys", look: "number", sort: (each) => each.keys, cell: (each) => count(each.keys) },
       { title: "First key", look: "number", cell: (each) => moment(each.created_at) },
       {
         title: "",
@@ -105,6 +116,7 @@ async function drawKeys(root, signal, until, redraw) {
       },
     ]),
     (each) => each.tenant,
+    "tenants",
   );
   const load = async () => {
     try {

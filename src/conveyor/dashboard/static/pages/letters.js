@@ -54,27 +54,31 @@ export async function lettersPage(root, signal) {
           h("input", {
             type: "checkbox",
             "aria-label": `Select the dead letter of ${each.job_id}`,
+            value: each.id,
             on: { change: (/** @type {any} */ event) => pick([each.id], event.target.checked) },
           }),
       },
       {
         title: "Job",
+        sort: (each) => each.job_id,
         cell: (each) => h("a", { class: "id", href: `#/jobs/${each.job_id}`, title: each.job_id }, each.job_id),
       },
       {
         title: "Type",
         look: "short",
+        sort: (each) => each.index ?? -1,
         cell: (each) =>
           each.task_id === null
             ? each.queue === "control" ? "ingest" : "tasks"
             : h("a", { href: `#/jobs/${each.job_id}/tasks/${each.task_id}` }, `task ${each.index}`),
       },
-      { title: "Error", look: "short", cell: (each) => each.error_code ?? "–" },
-      { title: "Reason", look: "wide", cell: (each) => each.reason },
-      { title: "Redrive", cell: (each) => h("span", { class: "muted" }, each.redrive_effect) },
-      { title: "Dead-lettered", look: "number", cell: (each) => moment(each.at) },
+      { title: "Error", look: "short", sort: (each) => each.error_code ?? "", cell: (each) => each.error_code ?? "–" },
+      { title: "Reason", look: "wide", sort: (each) => each.reason, cell: (each) => each.reason },
+      { title: "Redrive", look: "nowrap", cell: (each) => h("span", { class: "muted" }, each.redrive_effect) },
+      { title: "Dead-lettered", look: "number", sort: (each) => each.at, cell: (each) => moment(each.at) },
     ]),
     (each) => each.id,
+    "sort",
   );
   const where = () => ({
     ...(stateOf("error") ? { error_code: stateOf("error") } : {}),
@@ -106,8 +110,7 @@ export async function lettersPage(root, signal) {
   const draw = () => {
     list.querySelectorAll("input").forEach((
       /** @type {HTMLInputElement} */ box,
-      /** @type {number} */ at,
-    ) => (box.checked = picked.has(letters[at].id)));
+    ) => (box.checked = picked.has(box.value)));
     all.textContent = picked.size < letters.length ? "Select all" : "Select none";
     all.hidden = redrive.hidden = redriveAll.hidden = letters.length === 0;
     redrive.disabled = picked.size === 0;

@@ -26,16 +26,23 @@ export async function schedulesPage(root, signal, scheduleId) {
     /** @type {import("../parts/table.js").Column<Schedule>[]} */ ([
       {
         title: "Name",
+        sort: nameOf,
         look: "wide",
         cell: (each) => h("a", { class: "clip", href: `#/schedules/${each.id}`, title: each.id }, nameOf(each)),
       },
       { title: "Times", cell: times },
-      { title: "State", cell: (each) => pill(each.paused ? "paused" : "active") },
-      { title: "Next fire", look: "number", cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)) },
+      { title: "State", sort: (each) => Number(each.paused), cell: (each) => pill(each.paused ? "paused" : "active") },
+      {
+        title: "Next fire",
+        look: "number",
+        sort: (each) => each.next_fires[0] ?? "",
+        cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)),
+      },
       { title: "Last fire", look: "wide", cell: lastFire },
       { title: "", look: "end", cell: (each) => scheduleButtons(each, load) },
     ]),
     (each) => each.id,
+    "sort",
   );
 
   const load = async () => {

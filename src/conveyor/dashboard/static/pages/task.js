@@ -1,16 +1,17 @@
 /** One task: result, events, body preview (as plain text only), input and response headers. */
 
-/** @import { Task } from "../shapes.js" */
+/** @import { Job, Task } from "../shapes.js" */
 
 import { address } from "../address.js";
 import { beginning, get, Problem } from "../api.js";
 import { h, renew } from "../dom.js";
-import { bytes, count, duration, input, moment, percent } from "../format.js";
+import { bytes, count, duration, input, moment } from "../format.js";
 import { poll } from "../live.js";
-import { attemptList } from "../parts/attempts.js";
+import { attemptList, isFailure, nextRetry } from "../parts/attempts.js";
 import { copyButtons } from "../parts/copy.js";
 import { rerunTasks } from "../parts/rerun.js";
 import { attempt, toast, words } from "../parts/says.js";
+import { progressText } from "../parts/progress.js";
 import { hasEnded, taskPill } from "../parts/state.js";
 import { trail } from "../parts/trail.js";
 
@@ -22,19 +23,20 @@ const MAX_READS = 20;
 /** @type {import("../main.js").Page} */
 export async function taskPage(root, signal, jobId, taskId) {
   const path = `/v1/jobs/${jobId}/tasks/${taskId}`;
-  /** @type {Task} */
-  let task = await get(path, {}, signal);
+  /** @type {[Task, Job]} */
+  let [task, job] = await Promise.all([get(path, {}, signal), get(`/v1/jobs/${jobId}`, {}, signal)]);
   const state = h("span");
   const facts = h("dl", { class: "facts" });
   const body = h("div");
   const headers = h("div");
+  const extracted = extractedCard();
   const events = trail(`/v1/jobs/${jobId}/events`, signal, { task: taskId });
   let previewed = "";
 
   const attempts = h("div");
   const buttons = h("div", { class: "actions", role: "group", "aria-label": "Actions" });
   const rerun = async () => {
-    const job = await get(`/v1/jobs/${jobId}`, {}, signal);
+    job = await get(`/v1/jobs/${jobId}`, {}, signal);
     if (!hasEnded(job.state)) return toast("The latest run has not finished. Rerun the task after it.", "bad");
     const done = await rerunTasks(jobId, `task ${count(task.index)}`, { indexes: [task.index] });
     if (done) location.hash = `#/jobs/${jobId}`;
@@ -56,8 +58,9 @@ export async function taskPage(root, signal, jobId, taskId) {
   );
 
   const draw = async () => {
-    renew(state, taskPill(task));
-    renew(facts, factsOf(task));
+    renew(state, nextRetry(events.events) ? taskPill({ status: task.status }) : taskPill(task));
+    renew(facts, factsOf(task, events.events.filter(isFailure).length, job.kind));
+    extracted.show(task);
     renew(attempts, attemptList(task, events.events));
     renew(headers, headersOf(task.headers));
     if (previewed !== (task.sha256 ?? "none")) {
@@ -66,7 +69,13 @@ export async function taskPage(root, signal, jobId, taskId) {
     }
   };
   root.append(
-    h("p", { class: "crumbs" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: `#/jobs/${jobId}` }, "Job")),
+    h(
+      "p",
+      { class: "crumbs" },
+      h("a", { href: "#/jobs" }, "Jobs"),
+      " / ",
+      h("a", { href: `#/jobs/${jobId}` }, job.name ?? "Job"),
+    ),
     h(
       "div",
       { class: "title" },
@@ -77,6 +86,7 @@ export async function taskPage(root, signal, jobId, taskId) {
     h("section", { class: "card" }, h("h2", {}, "Result"), facts),
     h("section", { class: "card" }, h("h2", {}, "Attempts"), attempts),
     h("section", { class: "card" }, h("h2", {}, "Events"), events.node),
+    extracted.node,
     h("section", { class: "card" }, h("h2", {}, "Body"), body),
     h(
       "section",
@@ -98,12 +108,37 @@ export async function taskPage(root, signal, jobId, taskId) {
   void poll(refresh, signal);
 }
 
-/** @param {Task} task */
-function factsOf(task) {
+/**
+ * What the job's function made of the body; hidden where there is nothing.
+ */
+function extractedCard() {
+  const content = h("div");
+  const node = h("section", { class: "card", hidden: true }, h("h2", {}, "Extracted"), content);
+  return {
+    node,
+    /** @param {Task} task */
+    show({ extracted, extracted_url: link }) {
+      node.hidden = link === null;
+      renew(
+        content,
+        link !== null && h("a", { class: "button small", href: link, download: true }, "Download"),
+        extracted !== null &&
+          h("pre", { class: "body", tabindex: "0", "aria-label": "Extracted" }, JSON.stringify(extracted, null, 2)),
+      );
+    },
+  };
+}
+
+/**
+ * @param {Task} task
+ * @param {number} failed attempts that its events tell of: the row of an unfinished task has none
+ * @param {string} kind of its job
+ */
+function factsOf(task, failed, kind) {
   const progress = task.progress;
   return [
     fact("Task", h("code", {}, task.task_id)),
-    fact("Attempts", count(task.attempts)),
+    fact("Attempts", count(task.status === "pending" ? failed : task.attempts)),
     task.http_status !== null && fact("HTTP status", task.http_status),
     task.unchanged && fact("Unchanged", "The page is the one of an earlier run."),
     task.error &&
@@ -115,19 +150,8 @@ function factsOf(task) {
     task.size !== null && fact("Size", bytes(task.size)),
     task.sha256 && fact("sha256", h("code", {}, task.sha256)),
     progress &&
-    fact("Progress", progressText(progress)),
+    fact("Progress", progressText(progress, kind)),
   ];
-}
-
-/** Bytes, rate and time left of a download. @param {NonNullable<Task["progress"]>} progress */
-function progressText({ done, total, rate, note }) {
-  const left = total !== null && rate ? (total - done) / rate : null;
-  return [
-    total === null ? bytes(done) : `${bytes(done)} of ${bytes(total)} (${percent(done, total)})`,
-    rate ? `${bytes(rate)}/s` : null,
-    left !== null && left > 0 ? `${duration(left)} left` : null,
-    note,
-  ].filter(Boolean).join(" · ");
 }
 
 /**

@@ -22,6 +22,7 @@ export async function webhooksPage(root, signal, webhookId) {
     /** @type {import("../parts/table.js").Column<Webhook>[]} */ ([
       {
         title: "Endpoint",
+        sort: (each) => each.url,
         look: "wide",
         cell: (each) => [
           h(
@@ -34,10 +35,11 @@ export async function webhooksPage(root, signal, webhookId) {
       },
       { title: "Events", cell: (each) => eventsOf(each) },
       { title: "State", cell: state },
-      { title: "Created", look: "number", cell: (each) => moment(each.created_at) },
+      { title: "Created", look: "number", sort: (each) => each.created_at, cell: (each) => moment(each.created_at) },
       { title: "", look: "end", cell: (each) => endpointButtons(each, refresh) },
     ]),
     (each) => each.id,
+    "sort",
   );
   const load = async () => {
     const { items } = await get("/v1/webhooks", {}, signal);
@@ -97,9 +99,11 @@ function deliveriesCard(webhookId, signal) {
       get(`${path}/deliveries`, { limit: 50, cursor: pages.cursor }, signal),
     ]);
     const { delivered, failed, pending } = /** @type {WebhookDetail} */ (detail).deliveries;
+    // While an endpoint fails, what is pending was attempted in vain, or waits behind such deliveries.
+    const undelivered = failed + (detail.failing_since ? pending : 0);
     renew(
       tiles,
-      tile("Success rate", delivered + failed ? percent(delivered, delivered + failed) : "–"),
+      tile("Success rate", delivered + undelivered ? percent(delivered, delivered + undelivered) : "–"),
       tile("Delivered", count(delivered)),
       tile("Failed", count(failed)),
       tile("Pending", count(pending)),

@@ -11,6 +11,9 @@ import { pill, taskPill } from "./state.js";
 
 const FAILURES = new Set(["task.retried", "task.failed", "task.dead_lettered"]);
 
+/** Whether an event is the end of an attempt that failed. @param {Event} event */
+export const isFailure = ({ event }) => FAILURES.has(event);
+
 /**
  * Seconds of the parts of an attempt, as far as they are known. Times are in milliseconds.
  * @typedef {{began: number, end: number, wait: number | null, first: number | null, rest: number, backoff: number | null}} Timing
@@ -21,7 +24,7 @@ const FAILURES = new Set(["task.retried", "task.failed", "task.dead_lettered"]);
  * @param {Event[]} events of the task, oldest first
  */
 export function attemptList(task, events) {
-  const failures = events.filter((each) => FAILURES.has(each.event));
+  const failures = events.filter(isFailure);
   const timings = failures.map((each, at) => timingOf(each, failures[at - 1]));
   const last = failures[failures.length - 1];
   const isOver = task.finished_at !== null;
@@ -30,7 +33,7 @@ export function attemptList(task, events) {
   const span = spanOf(timings);
   const rows = failures.map((each, at) => failed(each, timings[at], span));
   if (hasSucceeded) rows.push(succeeded(task, timings[timings.length - 1], span));
-  if (!isOver) rows.push(h("li", {}, h("b", {}, `Attempt ${count(failures.length + 1)}`), next(task, last)));
+  if (!isOver) rows.push(h("li", {}, h("b", {}, `Attempt ${count(failures.length + 1)}`), next(task, failures)));
   if (!rows.length) return h("p", { class: "muted" }, "No attempt yet.");
   return [h("ol", { class: "attempts" }, rows), span && keys()];
 }
@@ -182,10 +185,15 @@ function keys() {
   );
 }
 
-/** @param {Task} task @param {Event | undefined} last */
-function next(task, last) {
-  const due = last && last.data.retry_in !== undefined ? Date.parse(last.at) + 1000 * last.data.retry_in : 0;
-  const left = (due - Date.now()) / 1000;
-  if (left > 0) return h("span", { class: "muted" }, `next retry in ${duration(left)}`);
-  return taskPill({ ...task, in_progress: task.in_progress ?? task.progress !== undefined });
+/** Seconds until the next retry; 0 if none waits for its backoff. @param {Event[]} events of the task, oldest first */
+export function nextRetry(events) {
+  const last = events.filter(isFailure).pop();
+  if (last?.data.retry_in === undefined) return 0;
+  return Math.max(0, (Date.parse(last.at) + 1000 * last.data.retry_in - Date.now()) / 1000);
+}
+
+/** @param {Task} task @param {Event[]} events */
+function next(task, events) {
+  const left = nextRetry(events);
+  return left > 0 ? h("span", { class: "muted" }, `next retry in ${duration(left)}`) : taskPill(task);
 }

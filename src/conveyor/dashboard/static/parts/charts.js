@@ -139,9 +139,10 @@ export function latencyChart() {
   const figure = tippedFigure("Latency");
   return {
     node: figure.node,
-    /** @param {Duration[]} durations @param {{p50: number, p95: number} | null} time */
-    show(durations, time) {
+    /** @param {Duration[]} durations @param {{p50: number, p95: number} | null} known exactly; a server that was restarted has forgotten it */
+    show(durations, known) {
       if (!durations.length) return figure.say("No latency data for this run.");
+      const time = known ?? { p50: quantile(durations, 0.5), p95: quantile(durations, 0.95) };
       const width = figure.width();
       const { bars, low, high } = histogram(durations);
       const counts = ticks(Math.max(...bars), 2);
@@ -149,7 +150,7 @@ export function latencyChart() {
       const x = scale(Math.log(low), Math.log(high), LEFT, width);
       const step = (width - LEFT) / bars.length;
       const border = (/** @type {number} */ at) => low * (high / low) ** (at / bars.length);
-      const words = time ? `p50 ${duration(time.p50)}, p95 ${duration(time.p95)}` : "tasks by duration";
+      const words = `p50 ${duration(time.p50)}, p95 ${duration(time.p95)}`;
       figure.draw(
         legend("running", words),
         drawing(
@@ -168,10 +169,9 @@ export function latencyChart() {
               rx: 1,
             })
           ),
-          time &&
-            [time.p50, time.p95].map((seconds) =>
-              svg("line", { class: "mark", x1: x(Math.log(seconds)), x2: x(Math.log(seconds)), y1: TOP, y2: GROUND })
-            ),
+          [time.p50, time.p95].map((seconds) =>
+            svg("line", { class: "mark", x1: x(Math.log(seconds)), x2: x(Math.log(seconds)), y1: TOP, y2: GROUND })
+          ),
         ),
         bars.map((value, at) => ({
           x: LEFT + (at + 0.5) * step,
@@ -225,6 +225,12 @@ function withRetries(intervals, { seconds, items }) {
     const retried = items.reduce((sum, item, at) => sum + item.retried * share(starts[at]), 0);
     return { ...each, retries: (1000 * retried) / Math.max(each.to - each.from, 1) };
   });
+}
+
+/** The duration that a share of the tasks is within, of the buckets that there are. @param {Duration[]} durations shortest first @param {number} share */
+function quantile(durations, share) {
+  let left = share * durations.reduce((sum, each) => sum + each.count, 0);
+  return (durations.find((each) => (left -= each.count) <= 0) ?? durations[durations.length - 1]).seconds;
 }
 
 /** @param {Duration[]} durations shortest first */

@@ -22,15 +22,17 @@ export function errorGroups(jobId, changed) {
     /** @type {import("./table.js").Column<ErrorGroup>[]} */ ([
       {
         title: "Error",
+        sort: ({ code }) => code ?? "",
         cell: ({ code }) => (code === null ? "other errors" : h("code", { class: "error-code" }, code)),
       },
-      { title: "Host", look: "host", cell: hostText },
-      { title: "Failed", look: "number", cell: ({ failed }) => count(failed) },
-      { title: "Retried", look: "number", cell: ({ retried }) => count(retried) },
+      { title: "Host", look: "host", sort: ({ host }) => host ?? "", cell: hostText },
+      { title: "Failed", look: "number", sort: ({ failed }) => failed, cell: ({ failed }) => count(failed) },
+      { title: "Retried", look: "number", sort: ({ retried }) => retried, cell: ({ retried }) => count(retried) },
       { title: "Messages", look: "messages", cell: (group) => samples(jobId, group) },
       { title: "", look: "action", cell: (group) => rerunButton(group) },
     ]),
     ({ code, host, is_other: isOther }) => JSON.stringify([code, host, isOther]),
+    "groups",
   );
   const rerunButton = (/** @type {ErrorGroup} */ group) => {
     const { code, host, failed, is_other: isOther } = group;

@@ -15,6 +15,7 @@ export function runsTable() {
     /** @type {import("./table.js").Column<Run>[]} */ ([
       {
         title: "Run",
+        look: "nowrap",
         cell: (run) =>
           h("a", { href: addressWith({ run: run.number, tab: null, cursor: null, page: null }) }, `Run ${run.number}`),
       },

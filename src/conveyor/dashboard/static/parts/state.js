@@ -36,11 +36,13 @@ export function pill(state) {
 }
 
 /**
- * The status of a task. One that an attempt works on is pending for the API, and in progress for people.
- * @param {{status: string, in_progress?: boolean}} task
+ * The status of a task. One whose attempt reports progress is pending for the API, and in progress for people.
+ * @param {{status: string, progress?: unknown}} task
  */
 export function taskPill(task) {
-  return task.in_progress ? h("span", { class: "pill busy" }, "in progress") : pill(task.status);
+  return task.progress !== undefined && task.status === "pending"
+    ? h("span", { class: "pill busy" }, "in progress")
+    : pill(task.status);
 }
 
 // From this share of failed tasks on, a completed job looks bad.

@@ -2,8 +2,10 @@
 
 /** @import { Counts, Job, Run } from "../shapes.js" */
 
+import { addressWith } from "../address.js";
 import { h, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
+import { progressParts } from "./progress.js";
 import { bar, circuitOf, ended, hasEnded, jobPill } from "./state.js";
 
 /** @param {Element} actions the buttons of the job */
@@ -63,7 +65,8 @@ const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 /** @param {Job} job */
 function skippedOf({ invalid_lines: invalid, total }) {
   const lines = invalid + total === 1 ? "line" : "lines";
-  return [`${count(invalid)} of ${count(invalid + total)} ${lines} skipped: `, h("b", {}, "Invalid lines"), " below."];
+  const list = h("a", { href: addressWith({ tab: null, cursor: null, page: null }) }, "Invalid lines");
+  return [`${count(invalid)} of ${count(invalid + total)} ${lines} skipped: `, list, " in the overview."];
 }
 
 /** @param {Job} job */
@@ -74,11 +77,12 @@ function ingestOf({ state, ingest }) {
 }
 
 /** @param {Job} job @param {Run} run @param {boolean} isAlone */
-function tilesOf({ total, counts, run: latest, rate: speed, eta, task_time: time }, run, isAlone) {
+function tilesOf({ total, counts, run: latest, rate: speed, eta, task_time: time, transfers, kind }, run, isAlone) {
   const over = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   const lasted = duration((over - Date.parse(run.created_at)) / 1000);
   const isOver = hasEnded(run.state);
   const ofRun = latest.number > 1 ? ` · run ${run.number}` : "";
+  const moving = isOver ? null : transfers;
   if (run.id !== latest.id) {
     // Throughput and latency are kept for the latest run alone.
     const average = isOver && over > Date.parse(run.created_at)
@@ -92,8 +96,17 @@ function tilesOf({ total, counts, run: latest, rate: speed, eta, task_time: time
     tile("Rerun", percent(run.total - run.counts.pending - run.counts.running, run.total), `of ${count(run.total)}`),
     tile("In progress", count(run.counts.running), `${count(run.counts.pending)} pending`),
     tile(`Throughput${ofRun}`, rate(speed), time && `p50 ${duration(time.p50)}`),
+    moving && downloading(moving, kind),
     isOver ? tile(`Duration${ofRun}`, lasted) : tile("Time left", duration(eta), `after ${lasted}`),
   ];
+}
+
+/** How far the downloads in progress are, together. @param {NonNullable<Job["transfers"]>} moving @param {string} kind */
+function downloading(moving, kind) {
+  const [amount, ...more] = progressParts(moving, kind);
+  return moving.total === null
+    ? tile("Downloading", amount, more.join(" · "))
+    : tile("Downloading", percent(moving.done, moving.total), [amount, ...more.slice(1)].join(" · "));
 }
 
 /** @param {number} total @param {Counts} counts */

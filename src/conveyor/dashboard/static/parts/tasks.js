@@ -6,6 +6,7 @@ import { remember, stateOf } from "../address.js";
 import { get, Unreachable } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count, duration, input, moment } from "../format.js";
+import { progressText } from "./progress.js";
 import { rerunTasks } from "./rerun.js";
 import { attempt, empty, words } from "./says.js";
 import { taskPill } from "./state.js";
@@ -21,10 +22,11 @@ const MAX_SELECTED = 1000;
 /**
  * The filters, the run and the page are in the address.
  * @param {string} jobId
+ * @param {string} kind of the job
  * @param {AbortSignal} signal
  * @param {() => Promise<void>} rerun called when tasks are rerun
  */
-export function tasksCard(jobId, signal, rerun) {
+export function tasksCard(jobId, kind, signal, rerun) {
   const choose = (/** @type {string} */ id, /** @type {[string, string][]} */ options) =>
     h("select", { id, on: { change: () => again() } }, options.map(([value, text]) => h("option", { value }, text)));
   const text = h("input", {
@@ -55,7 +57,7 @@ export function tasksCard(jobId, signal, rerun) {
   };
   const { node: list, rows } = table(
     "Tasks",
-    columns(jobId, selected, select),
+    columns(jobId, kind, selected, select),
     (/** @type {Task} */ task) => task.task_id,
     "sort",
   );
@@ -245,11 +247,12 @@ function taskAddress(jobId, task) {
 
 /**
  * @param {string} jobId
+ * @param {string} kind
  * @param {Set<number>} selected
  * @param {(task: Task, isSelected: boolean) => void} select
  * @returns {import("./table.js").Column<Task>[]}
  */
-function columns(jobId, selected, select) {
+function columns(jobId, kind, selected, select) {
   return [
     {
       title: "",
@@ -273,7 +276,11 @@ function columns(jobId, selected, select) {
     },
     {
       title: "Status",
-      cell: (task) => [taskPill(task), task.unchanged && h("span", { class: "muted" }, " unchanged")],
+      cell: (task) => [
+        taskPill(task),
+        task.unchanged && h("span", { class: "muted" }, " unchanged"),
+        task.progress && h("span", { class: "muted far" }, progressText(task.progress, kind)),
+      ],
       sort: (task) => task.status,
     },
     {
@@ -292,7 +299,8 @@ function columns(jobId, selected, select) {
     {
       title: "Attempts",
       look: "number minor",
-      cell: (task) => count(task.attempts),
+      // The row of an unfinished task does not count them.
+      cell: (task) => (task.status === "pending" ? "–" : count(task.attempts)),
       sort: (task) => task.attempts,
     },
     {
