@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from conveyor.egress.lru import Lru
 from conveyor.model import Outcome, TaskRef
 from conveyor.process.executors.fetch.fetchers import Fetchers, LeasedReference, Port
 from tests.support.small_fleet import Recording
@@ -18,6 +19,7 @@ class LocalFetchers(Fetchers):
     def __init__(self, executor: Recording) -> None:
         self.executor = executor
         self.members = []
+        self.host_seconds = Lru(100)
         self._ports = 0
         self._orders: dict[Port, deque[LeasedReference]] = {}
         self._attempts: dict[Port, dict[asyncio.Task[None], LeasedReference]] = {}

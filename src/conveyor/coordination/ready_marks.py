@@ -54,8 +54,8 @@ class _Pending(msgspec.Struct):
     due_times: set[float] = msgspec.field(default_factory=set)
 
     def is_news(self, now: float) -> bool:
-        """Whether workers have to look now, and not only when a message is due."""
-        return self.is_changed or self.is_finished or any(at <= now for at in self.due_times)
+        """Whether workers have to look now, and not only when a message is due, or to leave a finished run."""
+        return self.is_changed or any(at <= now for at in self.due_times)
 
 
 class ReadyMarks:

@@ -1,8 +1,9 @@
 """Dispatch: deals one worker's slots to the runs that have work. Pure; the worker acts on it."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heapreplace
+from itertools import islice
 
 import msgspec
 
@@ -30,22 +31,34 @@ def deal(demands: Iterable[Demand], slots: int) -> Mapping[RunId, int]:
     portions. The tenant that was served least goes first, and so does its run that was served least, among those of the
     highest priority. A tenant that N workers serve gets a slot in every Nth round. Runs are returned in the order in
     which they got their first slot."""
+    return count_dealt(islice(deals(demands), max(0, slots)))
+
+
+def count_dealt(order: Iterable[RunId]) -> dict[RunId, int]:
+    """How many slots each run gets, in the order of the first of each."""
+    dealt: dict[RunId, int] = {}
+    for run_id in order:
+        dealt[run_id] = dealt.get(run_id, 0) + 1
+    return dealt
+
+
+def deals(demands: Iterable[Demand]) -> Iterator[RunId]:
+    """The run that gets the first slot, the second one, and so on, until no run could use another one."""
     hands = [(0, place, runs) for place, runs in enumerate(_hands(demands))]
     dealt: dict[RunId, int] = {}
-    while slots > 0 and hands:
+    while hands:
         round_, place, runs = hands[0]
         demand = runs.popleft()
-        dealt[demand.run_id] = dealt.get(demand.run_id, 0) + 1
-        slots -= 1
-        if dealt[demand.run_id] < demand.want and dealt[demand.run_id] % demand.portion:
+        count = dealt[demand.run_id] = dealt.get(demand.run_id, 0) + 1
+        if count < demand.want and count % demand.portion:
             runs.appendleft(demand)
-        elif dealt[demand.run_id] < demand.want:
+        elif count < demand.want:
             _requeue(runs, demand)
         if runs:
             heapreplace(hands, (round_ + demand.workers, place, runs))
         else:
             heappop(hands)
-    return dealt
+        yield demand.run_id
 
 
 def _hands(demands: Iterable[Demand]) -> list[deque[Demand]]:

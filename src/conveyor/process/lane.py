@@ -88,8 +88,8 @@ class LaneOwner(Protocol):
     def on_slots_freed(self, lane: "Lane") -> None:
         """Attempts beyond the lane's width have ended: their slots may go to other lanes."""
 
-    def on_slots_idle(self) -> None:
-        """A lane has no references for slots that it has."""
+    def on_slots_idle(self, lane: "Lane") -> None:
+        """The lane has no references for slots that it has."""
 
     async def on_superseded(self, chunk: LeasedChunk) -> None:
         """A newer attempt owns one task of this chunk and has a message of its own."""
@@ -230,7 +230,7 @@ class Lane(ABC):
     @property
     def has_whole_run(self) -> bool:
         """Whether every task of the run was received here, so that only retries can follow."""
-        return self.job.run.last_batch and self.received >= self.job.run.total
+        return self.job.run.last_batch and 0 < self.job.run.total <= self.received
 
     @property
     def is_new_due(self) -> bool:
@@ -472,7 +472,9 @@ class Lane(ABC):
 
     def _on_recorded(self, count: int) -> None:
         self._finished += count
-        is_low = len(self._waiting) <= self._low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery)
+        # Of a run that is here as a whole only retries can follow, and these are announced.
+        is_low = len(self._waiting) <= self._low and not self.has_whole_run
+        is_low = is_low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery)
         if is_low or self._gate.is_urgent:
             self._owner.request_tick()
 

@@ -106,7 +106,7 @@ class LocalLane(Lane):
             if self.active >= self.width:
                 self._owner.on_slots_freed(self)
             else:
-                self._owner.on_slots_idle()
+                self._owner.on_slots_idle(self)
             self._targets.request()
 
     def _take_batch(self) -> list[LeasedRef]:

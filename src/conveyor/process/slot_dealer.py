@@ -2,13 +2,14 @@
 need more than the worker has."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from math import inf
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import run_slots
 from conveyor.model import RunId, TenantId
-from conveyor.process.dispatch import Demand, deal
+from conveyor.process.dispatch import Demand, count_dealt, deals
 from conveyor.process.lane import Lane
 from conveyor.process.run_permits import PermitWish, RunPermits
 from conveyor.process.slot_times import SlotTimes
@@ -20,8 +21,8 @@ _TURN_SECONDS = 1.0
 _BEHIND_SECONDS = 0.5
 _ASK_AGAIN = 5.0
 
-# At least so many runs of a tenant with all slots are served at a time.
-_MIN_SERVED = 16
+# Portions are for a worker with so many slots; one with fewer deals smaller ones, to as many runs at a time.
+_USUAL_SLOTS = 256
 
 # The semaphore that all workers share if the fleet has a limit.
 ROLE = "role:worker"
@@ -53,6 +54,9 @@ class SlotDealer:
         self._used: dict[Lane, tuple[int, float]] = {}
         # Lanes that were dealt more slots than were free, with their widths: the first gets the next slot.
         self._owed: deque[tuple[Lane, int]] = deque()
+        # Whose slots the next ones would have been in the last deal, and lanes that do not use all of theirs since.
+        self._line: Iterator[RunId] = iter(())
+        self._idle: dict[Lane, None] = {}
         # Whether lanes could use more slots than there are.
         self.is_contended = False
 
@@ -65,7 +69,10 @@ class SlotDealer:
         demands = {lane.job.run.run_id: self._demand(lane) for lane in lanes}
         slots = await self._count_slots(demands.values())
         self._slots = slots
-        dealt = deal(demands.values(), slots)
+        order = deals(demands.values())
+        dealt = count_dealt(islice(order, slots))
+        self._line = order
+        self._idle.clear()
         self._narrow(lanes, dealt)
         granted = await self._acquire(lanes, dealt)
         self.is_contended = sum(demand.want for demand in demands.values()) > slots
@@ -93,6 +100,39 @@ class SlotDealer:
         granted = await self._permits.acquire(wishes)
         return {run_id: granted[name] for run_id, name in names.items()}
 
+    def note_idle(self, lane: Lane) -> None:
+        """The lane has no references for some of its slots."""
+        self._idle[lane] = None
+
+    async def pass_on_idle(self, lanes: Mapping[RunId, Lane]) -> None:
+        """Go on with the last deal: slots that lanes do not use, or that finished ones had, go to those that are next.
+        It looks at no other lane."""
+        idle, self._idle = list(self._idle), {}
+        self._give_up_idle(lanes, idle)
+        dealt: dict[RunId, int] = {}
+        free = self._slots - self._in_use
+        while free > 0 and (run_id := next(self._line, None)) is not None:
+            lane = lanes.get(run_id)
+            if lane is None:
+                continue
+            width = dealt.get(run_id, max(lane.width, lane.attempts))
+            if width < min(lane.demand, lane.job.options.concurrency):
+                dealt[run_id] = width + 1
+                free -= 1
+        if dealt:
+            granted = await self._acquire([lanes[run_id] for run_id in dealt], dealt)
+            # Some may have been dropped meanwhile.
+            self._widen(lanes, {run_id: min(count, granted[run_id]) for run_id, count in dealt.items()})
+
+    def _give_up_idle(self, lanes: Mapping[RunId, Lane], idle: Iterable[Lane]) -> None:
+        """Narrow lanes to what they use. Those that were owed slots get theirs first."""
+        now = self._clock.monotonic()
+        for lane in idle:
+            if lanes.get(lane.job.run.run_id) is lane and (use := lane.demand) < lane.width:
+                lane.set_width(use)
+                self._count(lane, now)
+        self._pass_on(now)
+
     def on_slots_freed(self, lane: Lane) -> None:
         """Attempts beyond the lane's width have ended: pass their slots on."""
         now = self._clock.monotonic()
@@ -118,6 +158,7 @@ class SlotDealer:
     def forget(self, lane: Lane) -> None:
         """The lane stops: it gets no more slots. Those of its attempts are free when they end."""
         self._owed = deque(owed for owed in self._owed if owed[0] is not lane)
+        self._idle.pop(lane, None)
 
     def _narrow(self, lanes: Collection[Lane], dealt: Mapping[RunId, int]) -> None:
         """Narrow lanes before permits of their runs are given back: while the coordinator is asked, no attempt starts
@@ -132,7 +173,7 @@ class SlotDealer:
         self._pass_on(now)
 
     def _set_widths(self, lanes: Collection[Lane], widths: Mapping[RunId, int]) -> None:
-        """Narrow lanes, then widen others by the slots that are free, in the order of `widths`."""
+        """Narrow lanes, then widen others by the slots that are free."""
         now = self._clock.monotonic()
         self._owed.clear()
         by_run = {lane.job.run.run_id: lane for lane in lanes}
@@ -142,8 +183,15 @@ class SlotDealer:
                 self._count(lane, now)
             elif lane in self._used:
                 self._count(lane, now)
+        self._widen(by_run, widths)
+
+    def _widen(self, lanes: Mapping[RunId, Lane], widths: Mapping[RunId, int]) -> None:
+        """Widen lanes by the slots that are free, in the order of `widths`."""
+        now = self._clock.monotonic()
         for run_id, width in widths.items():
-            lane = by_run[run_id]
+            lane = lanes.get(run_id)
+            if lane is None:
+                continue
             if width > lane.width:
                 free = max(0, self._slots - self._in_use)
                 # What the lane has in use beyond its width is its own.
@@ -197,6 +245,6 @@ class SlotDealer:
         job = lane.job
         tenant_served, served = self._times.order(job.tenant, job.run.run_id)
         want = min(lane.demand, job.options.concurrency)
-        portion = max(1, min(lane.portion, self._settings.worker_concurrency // _MIN_SERVED))
+        portion = max(1, lane.portion * min(self._settings.worker_concurrency, _USUAL_SLOTS) // _USUAL_SLOTS)
         workers = self._workers_of(job.tenant)
         return Demand(job.tenant, job.run.run_id, want, job.options.priority, served, tenant_served, portion, workers)

@@ -169,6 +169,10 @@ class Worker:
         self._lost: list[LeasedChunk] = []
         # Runs that this worker has finished, and whose lanes are still open.
         self._finished: list[RunId] = []
+        # Whether somebody wants a whole tick, or only that unused slots are passed on; when the next whole one is due.
+        self._is_asked = False
+        self._is_passing_on = False
+        self._round_at = 0.0
         self._is_started = False
 
     async def tick(self) -> float:
@@ -181,6 +185,12 @@ class Worker:
             await self._apply(self._changes.pop(0))
         while self._finished:
             await self._leave_finished(self._finished.pop())
+        if self._is_passing_on and not self._is_asked and self._clock.monotonic() < self._round_at:
+            # Hundreds of small runs end one after the other: what each leaves takes no look at all the others.
+            self._is_passing_on = False
+            await self._dealer.pass_on_idle(self._lanes)
+            return max(0.001, self._round_at - self._clock.monotonic())
+        self._is_passing_on = self._is_asked = False
         if self._breakers.is_urgent:
             self._share_errand.hurry()
         if self._sharing.to_hasten:
@@ -199,7 +209,9 @@ class Worker:
         await self._dealer.deal(list(self._lanes.values()))
         await self._shed_long_tasks()
         await self._leave_quiet()
-        return self._delay()
+        delay = self._delay()
+        self._round_at = self._clock.monotonic() + delay
+        return delay
 
     async def close(self) -> None:
         """Give running attempts a moment, record their outcomes, release everything else."""
@@ -236,16 +248,26 @@ class Worker:
 
     def request_tick(self) -> None:
         """Tick soon."""
+        self._is_asked = True
         self.wake()
 
     def on_slots_freed(self, lane: Lane) -> None:
         """Attempts beyond the lane's width have ended: their slots may go to other lanes."""
         self._dealer.on_slots_freed(lane)
 
-    def on_slots_idle(self) -> None:
-        """A lane has no references for slots that it has: receive some, or deal its slots to others that wait."""
+    def on_slots_idle(self, lane: Lane) -> None:
+        """A lane has no references for slots that it has: they go to others that wait."""
         if self._dealer.is_contended:
+            self._dealer.note_idle(lane)
+            self._pass_on_soon()
+
+    def _pass_on_soon(self) -> None:
+        """Give slots that are not used to lanes that wait for some. Where none waits, tick."""
+        if self._dealer.is_contended:
+            self._is_passing_on = True
             self.wake()
+        else:
+            self.request_tick()
 
     def on_message(self, queue: QueueName) -> None:
         """A message was sent to this queue, or has arrived from it."""
@@ -255,7 +277,7 @@ class Worker:
         if lane is not None and queue == recovery_queue(run_id):
             if lane.recovery_pause > 0:
                 lane.recovery_pause = lane.next_recovery = 0.0
-                self.wake()
+                self.request_tick()
         else:
             if lane is None and self._arrivals.has(queue):
                 self._seats.return_to(run_id)
@@ -278,7 +300,7 @@ class Worker:
                 self._look_errand.hurry()
             elif lane.poll_pause > 0:
                 lane.poll_pause = lane.next_poll = 0.0
-                self.wake()
+                self.request_tick()
 
     async def on_superseded(self, chunk: LeasedChunk) -> None:
         """A newer attempt owns one task of this chunk and has a message of its own."""
@@ -303,7 +325,7 @@ class Worker:
     def on_lost(self, chunks: list[LeasedChunk]) -> None:
         """A fetcher died with references of these chunks."""
         self._lost.extend(chunks)
-        self.wake()
+        self.request_tick()
 
     def _on_requeued(self, run_id: RunId, delay: float) -> None:
         """The recorder has requeued references of a run; the first is due after `delay` seconds."""
@@ -312,7 +334,7 @@ class Worker:
             lane.next_recovery = min(lane.next_recovery, self._clock.monotonic() + delay)
             lane.recovery_pause = 0.0
             if delay < _LOOK_FOR_RUNS:
-                self.wake()
+                self.request_tick()
 
     def _on_finished(self, run_id: RunId) -> None:
         """The recorder has recorded the last outcome of a run."""
@@ -320,7 +342,7 @@ class Worker:
             self._breakdown_errand.hurry()
         if run_id in self._lanes:
             self._finished.append(run_id)
-            self.wake()
+            self._pass_on_soon()
 
     async def _look(self) -> float:
         """Look for runs to serve, and for changes of those that are served."""
@@ -331,7 +353,7 @@ class Worker:
         changes = await self._seats.look(free_slots=free_slots, slots=self._settings.worker_concurrency)
         if changes:
             self._changes.append(changes)
-            self.wake()
+            self.request_tick()
         return 0.0 if changes.is_more else _LOOK_FOR_RUNS
 
     async def _start(self) -> None:
@@ -396,7 +418,7 @@ class Worker:
         """Share breakers, and the slots of stopped runs."""
         await self._sharing.share()
         if self._sharing.to_hasten:
-            self.wake()
+            self.request_tick()
         if self._dropped.has_lingering:
             await self._dropped.keep_slots()
         return _LOOK_FOR_RUNS if self._lanes or self._breakers.is_watching else _IDLE_SECONDS
@@ -442,11 +464,14 @@ class Worker:
             await self._queue.extend(queue, [chunk.receipt for chunk in chunks], _LOST_PAUSE)
 
     async def _drop(self, lane: Lane) -> None:
+        await self._stop(lane)
+        self.request_tick()
+
+    async def _stop(self, lane: Lane) -> None:
         self._lanes.pop(lane.job.run.run_id, None)
         self._permits.forget(run_slots(lane.job.run.run_id))
         self._dealer.forget(lane)
         self._dropped.add(lane, await lane.stop(0.0))
-        self.wake()
 
     async def _shed_long_tasks(self) -> None:
         """Release long tasks that wait for a slot: another worker may have one free."""
@@ -462,7 +487,7 @@ class Worker:
         # A lane that still has slots of targets first gives them back; the next look closes it.
         if lane is not None and not lane.has_targets:
             self._seats.leave_finished(run_id)
-            await self._drop(lane)
+            await self._stop(lane)
 
     async def _leave_quiet(self) -> None:
         """Leave runs that have nothing to do now, and those whose slots other workers have."""

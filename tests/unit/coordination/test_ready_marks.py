@@ -8,6 +8,7 @@ from conveyor.coordination.ready_marks import ReadyMarks, marking_queue
 from conveyor.engines import queue
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqs.queue import SqsQueue
+from conveyor.model import RunId
 from conveyor.telemetry.seams import PROTOCOLS
 from tests.support.clocks import ManualClock
 
@@ -32,3 +33,17 @@ def test_methods_are_found_without_getattr(protocol: type) -> None:
 
 def test_arrivals_are_kept_behind_it() -> None:
     assert issubclass(_Queue, queue.KeepsArrivals)
+
+
+async def test_workers_look_at_what_is_due_or_changed_and_not_at_what_is_finished() -> None:
+    clock = ManualClock()
+    marks = ReadyMarks(SqliteCoordinator(None, clock), clock)  # type: ignore[arg-type]  # nothing is stored
+    heard: list[RunId] = []
+    marks.listeners.append(heard.extend)
+    marks.note_finished(RunId("finished"))
+    marks.note_change(RunId("changed"))
+    marks.note_due(RunId("later"), 5.0)
+    marks.note_due(RunId("due"), 0.0)
+    while marks._flushing is not None:
+        await marks._flushing
+    assert heard == ["changed", "due"]

@@ -123,7 +123,7 @@ class StubOwner:
     def on_slots_freed(self, lane: Lane) -> None:
         self.freed += 1
 
-    def on_slots_idle(self) -> None:
+    def on_slots_idle(self, lane: Lane) -> None:
         self.idle += 1
 
     async def on_superseded(self, chunk: LeasedChunk) -> None:

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.coordination.limits import TargetLimits
+from conveyor.egress.lru import Lru
 from conveyor.engines.queue import QueueName
 from conveyor.model import InputJson, Job, JobKind, Outcome, TaskRef
 from conveyor.process.executors.fetch import remote_lane
+from conveyor.process.executors.fetch.fetch_executor import host_of
 from conveyor.process.executors.fetch.remote_lane import RemoteLane
 from conveyor.process.lane import LaneTools, LeasedRef
 from conveyor.process.recorder import LeasedChunk
@@ -28,9 +31,10 @@ class HandFetchers:
 
     def __init__(self) -> None:
         self.started: list[LeasedRef] = []
+        self.host_seconds: Lru[str, tuple[float, float]] = Lru(10)
 
     def target(self, ref: TaskRef) -> str | None:
-        return None
+        return host_of(ref.input)
 
     def attempts(self, lane: RemoteLane) -> int:
         return len(self.started)
@@ -66,15 +70,15 @@ class Quiet:
     def add(self, job: Job, chunks: Sequence[Any], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
         self.recorded += [ref.index for ref in refs]
 
-    def on_slots_idle(self) -> None:
+    def request_tick(self) -> None:
         return
 
-    request_tick = close = on_slots_idle
+    close = request_tick
 
     def record(self, *_: object) -> None:
         return
 
-    on_slots_freed = release = assign_gateways = follow = record
+    on_slots_idle = on_slots_freed = release = assign_gateways = follow = record
 
 
 class Listener(Quiet):
@@ -128,6 +132,33 @@ async def test_many_bytes_that_wait_for_extract_hold_up_their_own_lane_first(mon
     assert quiet.recorded == [0, 1, 2]
     assert [entry.ref.index for entry in fetchers.started] == [3, 4, 5, 6]
     await lane.stop(0.0)
+
+
+async def test_a_lane_gets_larger_portions_at_a_quick_host_and_the_largest_when_it_is_nearly_done() -> None:
+    clock, quiet = ManualClock(), Quiet()
+    fetchers: Any = HandFetchers()
+
+    def new_lane(count: int, host: str, total: int) -> RemoteLane:
+        job = make_job(clock, kind=JobKind.FETCH)
+        job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, total=total, last_batch=True))
+        parts: Any = (quiet, quiet, TargetLimits(None, job, "worker"), quiet)  # type: ignore[arg-type]
+        lane = RemoteLane(job, fetchers, 1, LaneTools(*parts, clock))
+        lane.received = count
+        refs = [TaskRef(index, InputJson(f'"http://{host}/"')) for index in range(count)]
+        lane.feed(LeasedChunk(QueueName("run"), "receipt", count), refs)
+        return lane
+
+    first = new_lane(100, "quick.test", 100)
+    assert first.portion == 1, "nothing is known of its attempts"
+    first.set_width(1)
+    fetchers.end(first, b"x")
+    assert first.portion == 64
+    assert new_lane(100, "quick.test", 100).portion == 64, "another run at the same host"
+    assert new_lane(100, "other.test", 100).portion == 1
+    assert new_lane(300, "quick.test", 300).portion == 16, "it has more left"
+    assert new_lane(100, "quick.test", 1000).portion == 16, "more of it is in the queue"
+    clock.advance(11.0)
+    assert new_lane(100, "quick.test", 100).portion == 1, "that was long ago"
 
 
 async def test_slots_of_a_stopped_lane_are_free_at_once() -> None:

@@ -73,8 +73,8 @@ class Pool:
     def __init__(self, slots: int, fleet: int = 0) -> None:
         self.slots = slots
         self.clock = ManualClock()
-        coordinator = SqliteCoordinator(cast(Any, None), self.clock)
-        permits = RunPermits(coordinator, self.clock, "worker", 60.0)
+        self.coordinator = SqliteCoordinator(cast(Any, None), self.clock)
+        permits = RunPermits(self.coordinator, self.clock, "worker", 60.0)
         given = Settings.load({}, worker_concurrency=slots, fleet_concurrency=fleet)
         self.dealer = SlotDealer(given, self.clock, permits, lambda run_id: None)
         self.lanes: list[StubLane] = []
@@ -97,6 +97,13 @@ class Pool:
 
     async def deal(self) -> None:
         await self.dealer.deal(cast(Any, self.lanes))
+
+    async def pass_on_idle(self) -> None:
+        """As the worker does when lanes say that they have no references for their slots."""
+        for lane in self.lanes:
+            if lane.demand < lane.width:
+                self.dealer.note_idle(cast(Any, lane))
+        await self.dealer.pass_on_idle(cast(Any, {lane.job.run.run_id: lane for lane in self.lanes}))
 
     def check(self) -> None:
         in_use = sum(lane.slots_in_use for lane in self.lanes)
@@ -125,6 +132,8 @@ async def test_attempts_never_exceed_the_slots_and_no_slot_is_idle(seed: int, sl
                 for lane in [lane for lane in pool.lanes if lane.active]:
                     lane.end_attempt()
                     pool.check()
+                await pool.pass_on_idle()
+                pool.check()
             case _:
                 pool.clock.advance(chance.choice([0.01, 0.3, 1.0]))
         await pool.deal()
@@ -229,6 +238,43 @@ async def test_a_slot_goes_to_who_waits_when_an_attempt_ends() -> None:
     assert (first.active, late.active) == (2, 2)
     first.end_attempt()
     assert (first.active, late.active) == (2, 2), "each has its share"
+
+
+async def test_slots_of_lanes_that_are_done_go_to_those_that_are_next_without_another_deal() -> None:
+    """Forty runs of three tasks on four slots: after the first deal each gets slots as others are done."""
+    pool = Pool(4)
+    for _ in range(40):
+        pool.add("tenant", 3)
+    await pool.deal()
+    for _ in range(200):
+        for lane in [lane for lane in pool.lanes if lane.active]:
+            lane.end_attempt()
+        done = [lane for lane in pool.lanes if not lane.demand]
+        await pool.pass_on_idle()
+        pool.check()
+        left = sum(lane.demand for lane in pool.lanes)
+        assert pool.attempts == min(4, left)
+        for lane in done:
+            pool.lanes.remove(lane)
+            pool.dealer.forget(cast(Any, lane))
+        if not left:
+            break
+    assert sorted(pool.runs.values()) == [3] * 40
+
+
+async def test_what_is_passed_on_is_within_the_permits_of_the_run() -> None:
+    pool = Pool(4)
+    first, second = pool.add("tenant", 4), pool.add("tenant", 10)
+    other = RunPermits(pool.coordinator, pool.clock, "other worker", 60.0)
+    name = run_slots(second.job.run.run_id)
+    assert await other.acquire({name: PermitWish(62, 64)}) == {name: 62}
+    await pool.deal()
+    assert (first.width, second.width) == (2, 2)
+    first.waiting = 0
+    first.end_attempt()
+    await pool.pass_on_idle()
+    pool.check()
+    assert (first.width, second.width) == (1, 2), "another worker has the other slots of the run"
 
 
 async def test_quick_runs_have_equal_slot_time_in_turns_and_a_new_one_starts_at_once() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.egress.lru import Lru
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.changed_pages import Condition
 from conveyor.process.executors import Executor
@@ -40,6 +41,7 @@ log = structlog.get_logger()
 
 # References that a fetcher gets beyond twice its share of the width.
 _AHEAD = 96
+_MAX_HOSTS = 1000
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
 _SETTLED_SECONDS = 10.0
@@ -185,11 +187,16 @@ class FetcherProcess:
                 return
             share = self._shares[port.number] = LaneShare(port)
         new_job = None if share.job is not None and share.job.options == port.job.options else port.job
-        if not entries and new_job is None and width == share.width:
+        is_plain = not entries and new_job is None
+        if is_plain and width == share.width:
             return
+        runs_all = share.owed <= min(width, share.width)
         self._width += width - share.width
         share.set_width(width)
         share.job = port.job
+        if is_plain and runs_all:
+            # It runs what it has either way; the next references carry the width.
+            return
         if share.owed == 0:
             share.heard_at, share.patience = self._reading_time(), 0.0
         refs = [entry.ref for entry in entries]
@@ -356,6 +363,8 @@ class Fetchers(Executor):
         self.members = [FetcherProcess(settings, clock, launch) for _ in range(settings.fetchers)]
         self._running: list[asyncio.Task[None]] = []
         self._ports = 0
+        # How long attempts at a host took a lane lately, and when that was.
+        self.host_seconds: Lru[str, tuple[float, float]] = Lru(_MAX_HOSTS)
 
     def target(self, ref: TaskRef) -> str | None:
         return host_of(ref.input)

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -36,6 +37,14 @@ _MAX_EXTRACTING_BYTES = 4 * _EXTRACTING_BYTES
 # what orders, outcomes and flushes cost for each run is then shared by several tasks.
 _QUICK_SECONDS = 0.25
 _PORTION = 16
+# A lane with no more references than this that are not done, of a run that is here as a whole, gets larger portions: it
+# is finished before others begin, instead of all of them little by little.
+_NEARLY_DONE = 256
+_LAST_PORTION = 64
+# For so long a new lane is taken to be as quick as others were at the same host.
+_HOST_SECONDS = 10.0
+# Fewer references are not sent while fetchers have enough to do.
+_LEAST_SENT = 32
 _SMOOTHING = 0.2
 
 
@@ -56,6 +65,9 @@ class RemoteLane(Lane):
         self._generation = -1
         # How long attempts took lately.
         self._seconds: float | None = None
+        # Of the first reference.
+        self._host: str | None = None
+        self._heard_at = -inf
         # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
         self._sending: asyncio.Task[None] | None = None
         # Calls of the job's `extract`, and the bytes of their pages; set when one of them is done.
@@ -69,7 +81,16 @@ class RemoteLane(Lane):
 
     @property
     def portion(self) -> int:
-        return _PORTION if self._seconds is not None and self._seconds < _QUICK_SECONDS else 1
+        if self._seconds is None or self._seconds >= _QUICK_SECONDS:
+            return 1
+        left = self._sent + len(self._waiting)
+        return _LAST_PORTION if left <= _NEARLY_DONE and self.has_whole_run else _PORTION
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether attempts end so soon that no fetcher waits long for what another one has."""
+        is_fresh = self._clock.monotonic() - self._heard_at < _QUICK_SECONDS
+        return is_fresh and self._seconds is not None and self._seconds < _QUICK_SECONDS
 
     def is_settled(self, width: int) -> bool:
         """Outcomes make the lane send more by themselves; what was fed, and what fetchers must return, needs a call."""
@@ -82,6 +103,15 @@ class RemoteLane(Lane):
     def feed(self, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
         super().feed(chunk, refs)
         self._has_news = True
+        if self._host is None and refs:
+            self._host = self._target(refs[0])
+            self._learn_of_host()
+
+    def _learn_of_host(self) -> None:
+        """Begin with how long attempts at the host of the first reference took other lanes a moment ago."""
+        known = None if self._host is None else self._fetchers.host_seconds.get(self._host)
+        if known is not None and self._clock.monotonic() - known[1] < _HOST_SECONDS:
+            self._seconds = known[0]
 
     def follow(self, job: Job) -> None:
         super().follow(job)
@@ -95,7 +125,7 @@ class RemoteLane(Lane):
         self._fetchers.update_width(self)
         self._is_over = self.attempts > width
         self._send()
-        if not self._waiting:
+        if not self._waiting and not self._is_quick:
             self._fetchers.balance(self)
         self._count_sent(0)
 
@@ -107,7 +137,8 @@ class RemoteLane(Lane):
 
     async def _drain(self, grace: float) -> None:
         await self._finish_running(0.0)
-        self._fetchers.drop(self, everything=False)
+        if self._sent:
+            self._fetchers.drop(self, everything=False)
         self._count_sent(0)
         try:
             async with asyncio.timeout(grace):
@@ -183,6 +214,9 @@ class RemoteLane(Lane):
     def _learn(self, seconds: float) -> None:
         """Learn how long the slowest attempt of a batch took."""
         self._seconds = seconds if self._seconds is None else self._seconds + _SMOOTHING * (seconds - self._seconds)
+        self._heard_at = self._clock.monotonic()
+        if self._host is not None:
+            self._fetchers.host_seconds.put(self._host, (self._seconds, self._heard_at))
 
     def _record_after_extraction(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         """Record what failed; the others once their bodies went through the job's `extract`."""
@@ -281,7 +315,7 @@ class RemoteLane(Lane):
             self._is_over = self.attempts > self.width
             self._owner.on_slots_freed(self)
         if self._sent < self.width and not self._waiting:
-            self._owner.on_slots_idle()
+            self._owner.on_slots_idle(self)
 
     def _count_sent(self, change: int) -> None:
         self._sent += change
@@ -334,7 +368,11 @@ class RemoteLane(Lane):
     def _capacity(self) -> int:
         """Return how many references to send now: more than run at once, unless a target counts each as running."""
         capacity = self._fetchers.capacity(self)
-        return min(capacity, self.width - self._sent) if self._targets.is_limited else capacity
+        if self._targets.is_limited:
+            return min(capacity, self.width - self._sent)
+        # A frame costs as much for one reference as for many.
+        is_little = capacity < min(len(self._waiting), _LEAST_SENT)
+        return 0 if is_little and self._sent >= 2 * self.width else capacity
 
     async def _send_one(self, entry: LeasedRef, *, probes: bool) -> None:
         """Send a reference that probes a breaker or belongs to a redelivered chunk, whose start is marked first."""
