@@ -92,7 +92,8 @@ WHERE job_id = :job_id AND run_id = :run_id AND task_store = :source
 SELECT 1 FROM jobs WHERE job_id = :job_id AND run_id = :run_id AND task_store = :target;
 
 -- name: mark_swept
-UPDATE runs SET swept = 1 WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
+UPDATE runs SET swept = 1 FROM (SELECT value ->> 0 AS job_id, value ->> 1 AS run_id FROM json_each(:runs)) AS done
+WHERE runs.run_id = done.run_id AND runs.job_id = done.job_id AND runs.ended_at IS NOT NULL;
 
 -- name: run
 SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage,
