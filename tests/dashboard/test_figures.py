@@ -56,6 +56,9 @@ def test_errors_and_hosts_say_why_and_are_rerun(here: World, visit: Open) -> Non
 
 def test_charts_have_tips_ticks_and_a_time_range(here: World, visit: Open) -> None:
     page = visit(f"#/jobs/{here.large}")
+    # The coordinator knows nothing of this job, as after a restart.
+    assert here.ask("GET", f"/v1/jobs/{here.large}")["task_time"] is None
+    expect(page.get_by_role("img", name=re.compile(r"Latency: p50 \d+ ms, p95 \d+ ms"))).to_be_visible()
     chart = page.get_by_role("group", name="Throughput over time")
     picture = chart.get_by_role("img", name=re.compile("100,000 of 100,000 tasks finished"))
     expect(picture).to_have_attribute("aria-label", re.compile("1,250 of them failed, 1,250 attempts retried"))
