@@ -198,6 +198,27 @@ class TestTaking:
         (again,) = (await one.look()).taken
         assert again.pause == 0.0
 
+    async def test_of_more_tenants_than_a_look_chooses_among_none_is_forgotten_and_a_new_one_does_not_wait(
+        self, coordinator: Coordinator, clock: ManualClock, one: Looker
+    ) -> None:
+        tenants = [f"tenant {number}" for number in range(600)]
+        await coordinator.mark_runs([mark(f"{n} of {tenant}", tenant) for n in range(2) for tenant in tenants])
+        taken: list[str] = []
+        for _ in range(6):
+            clock.advance(1.0)
+            taken += await one.take()
+        await coordinator.mark_runs([mark("new", "new")])
+        clock.advance(0.1)
+        found = await one.take(limit=300)
+        assert "new" in found, "no other tenant was served less recently"
+        taken += found
+        while found := await one.take():
+            clock.advance(1.0)
+            taken += found
+        assert len(taken) == 1201
+        assert len(set(taken)) == 1201
+        assert await one.take() == []
+
 
 class TestSeats:
     async def test_one_that_leaves_says_when_the_run_is_due(

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from conveyor.clock import SystemClock
 from conveyor.engines.coordinator import Coordinator, Lease
+from conveyor.engines.ready import LookRequest, ReadyMark
 from conveyor.engines.redis import RedisEngine
 from conveyor.engines.redis import redis_server as module
 from conveyor.engines.redis.address import RedisNode, read_address
 from conveyor.errors import EngineFailed, InvalidSetting
+from conveyor.model import JobId, RunId, TenantId
 from tests.servers.redis import Leak, RedisServer
 from tests.servers.redis import redis as tls_redis
 from tests.servers.redis_tls import PASSWORD, RIGHTS, tls_door, tls_url
@@ -405,6 +407,26 @@ class TestRestarts:
         before = connections()
         await asyncio.gather(*(coordinator.reserve(f"host {number}", 1, 1.0, 1) for number in range(1000)))
         assert connections() == before + 1, "the one that asks"
+
+
+async def test_a_look_among_thousands_of_tenants_is_as_much_work_as_among_hundreds(
+    redis: RedisServer, coordinator: Coordinator
+) -> None:
+    """A script holds up all other calls: a fleet of a hundred workers looks four hundred times a second."""
+
+    async def commands(tenants: int) -> int:
+        redis.say("FLUSHALL")
+        marks = [ReadyMark(RunId(f"run {n}"), TenantId(f"tenant {n}"), JobId("job"), 0.0) for n in range(tenants)]
+        await coordinator.mark_runs(marks)
+        await coordinator.look_for_runs(LookRequest("worker", TTL, TTL))
+        redis.say("CONFIG", "RESETSTAT")
+        look = await coordinator.look_for_runs(LookRequest("worker", TTL, TTL, limit=4))
+        assert len(look.taken) == 4
+        return sum(counts["calls"] for counts in redis.ask("INFO", "commandstats").values())
+
+    few = await commands(200)
+    assert few < 200
+    assert await commands(2000) <= few + 10
 
 
 class TestOnItsOwnClock:
