@@ -21,6 +21,7 @@ from typing import Any
 from bench.child import ROOT, MeasurementFailed, Setup, measure
 from bench.figures import Figure
 from bench.fleet_services import READS
+from bench.fleet_world import SLOTS
 from conveyor.deploy.aws_prices import IDLE_READ_UNITS, PRICES
 
 BEFORE = "8df530b"
@@ -35,6 +36,10 @@ BUSY = {"warm": 15.0, "seconds": 20.0}
 QUIET_BEFORE = {"warm": 10.0, "seconds": 10.0}
 # Of tasks whose tenants' shares are compared.
 TASK_SECONDS = {"long": (0.5, 2.0), "short": (0.05, 0.2)}
+# Turns of each tenant that a measurement of shares lasts for, at least: of one or two no part of a fleet is equal. A
+# turn is a task, or as many as a slot does in a second.
+SHARE_TURNS = 12
+TURN_SECONDS = 1.0
 # Workers that die of a hundred.
 DYING = 0.1
 IDLE_DOLLARS = 20.0
@@ -90,11 +95,20 @@ def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, 
             Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [_dollars_a_million(before)], None)
         )
     for kind, (shortest, longest) in TASK_SECONDS.items():
-        shares = _ours(setup, "crowded", workers=workers, runs=runs, shortest=shortest, longest=longest, **BUSY)
+        lasting = _lasting(workers, runs, (shortest + longest) / 2)
+        shares = _ours(setup, "crowded", workers=workers, runs=runs, shortest=shortest, longest=longest, **lasting)
         more = {key: shares[key] for key in ("tenants", "least", "tasks")}
         what, goal = f"{name}: fairness, {kind} tasks", ("at least", 0.9)
         figures.append(Figure("fleet", what, "Jain", [shares["fairness"]], "equal", [1.0], goal, more))
     return figures
+
+
+def _lasting(workers: int, runs: int, task_seconds: float) -> dict[str, float]:
+    """How long to measure shares, and to wait before."""
+    tenants = runs // 2 + 1
+    seconds = SHARE_TURNS * max(task_seconds, TURN_SECONDS) * tenants / (SLOTS * workers)
+    longer = max(1.0, seconds / BUSY["seconds"])
+    return {name: each * longer for name, each in BUSY.items()}
 
 
 def _ours(setup: Setup, what: str, **arguments: Any) -> dict[str, Any]:
