@@ -21,13 +21,19 @@ from typing import Protocol
 # Requests at once to a host that nothing is known of.
 START = 8
 LARGEST = 10_000
-# Latency is flat up to this ratio to its base, or this many seconds above it: less says nothing about a host.
+# Latency is flat up to this ratio to its base, this many seconds above it, and so many in all: less says nothing.
 _FLAT_RATIO = 1.2
 _FLAT_SECONDS = 0.01
+_LOW_SECONDS = 0.05
+# How much longer attempts take, as a multiple of the lag of the process that makes them: it waits to read a response,
+# and again to go on with what it read, each time on average as long as the lag, and with more in line up to twice that.
+_OWN_DELAY = 4.0
 # A round trip whose latency rose lasts at least so many seconds, so that a stall of this machine is a small part of it.
 _LEAST_SECONDS = 0.1
 # Growth for each round trip after the slow start, as a share of the limit.
 _GROWTH = 0.05
+# After how many seconds at most all attempts count again after the limit has doubled.
+_LONGEST_DOUBLING = 10.0
 # The latency of a round trip: what this share of its attempts stay below.
 _QUANTILE = 1 / 3
 # Two quantiles half of the attempts apart around it, and by how many of its standard errors it may be higher by chance.
@@ -104,21 +110,25 @@ class HostPace:
         "_failed",
         "_falls",
         "_first_share",
+        "_fresh_from",
         "_is_fresh",
+        "_lag",
         "_past_count",
         "_past_failed",
-        "_peak",
         "_probe_pause",
+        "_proven",
         "_restored",
         "_retry_after",
         "_round_from",
         "_running",
         "_seconds",
         "_settled_at",
+        "_skipped",
         "_stale",
         "_threshold",
         "_undecided_until",
         "_vain",
+        "_warned",
         "base",
         "ceiling",
         "host",
@@ -156,10 +166,14 @@ class HostPace:
         self._is_fresh = True
         # Below this the limit doubles.
         self._threshold = inf
-        # The round trip so far: latencies of what was answered, how many failed, and their longest Retry-After.
+        # The round trip so far: latencies of what was answered, how many more were and met less load, how many failed,
+        # and their longest Retry-After.
         self._seconds: list[float] = []
+        self._skipped = 0
         self._failed = 0
         self._retry_after = 0.0
+        # The largest lag of the processes that made them.
+        self._lag = 0.0
         # When it began, and until when it goes on although it has enough attempts.
         self._round_from = -inf
         self._undecided_until = -inf
@@ -173,13 +187,17 @@ class HostPace:
         self._first_share = 0.0
         # The limit and the threshold before the first of several shrinks or falls.
         self._restored = (float(START), inf)
-        # The most that were in flight, as far as they could run, and the most that ran at once.
-        self._peak = 0
+        # The most that ran at once in this round trip.
         self._running = 0
         # When the limit last changed, or requests last failed.
         self._settled_at = 0.0
         # Attempts in flight that began before the limit shrank: they say nothing about the new one.
         self._stale = 0
+        # Attempts that began before this time say nothing about the latency of this round trip.
+        self._fresh_from = -inf
+        # The limit up to which latency was flat, and whether it rose all the same in the last round trip.
+        self._proven = 0.0
+        self._warned = False
         # The latency before the last shrink, and how many in a row were in vain.
         self._before = 0.0
         self._vain = 0
@@ -226,7 +244,7 @@ class HostPace:
         """Count references as sent."""
         self.users[user] = self.users.get(user, 0) + count
         self.in_flight += count
-        self._note_peak()
+        self._note_running()
 
     def finish(self, user: PaceUser, count: int, now: float) -> None:
         """Count references as no longer sent, and let lanes know that there is room."""
@@ -260,13 +278,20 @@ class HostPace:
             self._grow(now)
             self.wake(now)
 
-    def learn(self, seconds: Sequence[float], now: float) -> None:
-        """Learn from attempts that were answered, with the seconds that each took."""
+    def learn(self, seconds: Sequence[float], now: float, lag: float = 0.0) -> None:
+        """Learn from attempts that were answered, with the seconds that each took. `lag` is how late the process that
+        made them runs what is due: so much of their latency, a few times over, is its own."""
         self.used_at = now
+        self._lag = max(self._lag, lag)
+        self._note_running()
         stale = min(len(seconds), self._stale)
         if stale:
             self._stale -= stale
             seconds = seconds[stale:]
+        if now - self._fresh_from < _LONGEST_DOUBLING:
+            fresh = [each for each in seconds if now - each >= self._fresh_from]
+            self._skipped += len(seconds) - len(fresh)
+            seconds = fresh
         self._seconds += seconds
         self._end_if_over(now)
 
@@ -323,7 +348,7 @@ class HostPace:
         """Whether the latency of the round trip rose, and a stall of this machine could be all of the reason."""
         if now - self._round_from >= _LEAST_SECONDS or not self._seconds:
             return False
-        return sorted(self._seconds)[int(len(self._seconds) * _QUANTILE)] > self._allowed()
+        return sorted(self._seconds)[int(len(self._seconds) * _QUANTILE)] > self._allowed() + self._own_delay
 
     def _end_round(self, now: float) -> None:
         self.is_new, self.is_changed = False, True
@@ -332,21 +357,21 @@ class HostPace:
             self._end_overload(now)
             return
         self._falls = 0
-        self._note_past(len(self._seconds), self._failed)
+        self._note_past(self._answered, self._failed)
         if self._seconds:
             self._end_flat_or_slow(now)
         self._begin_round(now)
 
     def _is_overload(self) -> bool:
         """Whether more failed, in this round trip or in the last few, than those before let expect."""
-        expected = (len(self._seconds) + self._failed) * self._past_failed / self._past_count
+        expected = (self._answered + self._failed) * self._past_failed / self._past_count
         deviation = sqrt(expected)
         self._excess = max(0.0, self._excess + self._failed - expected - _SLACK * deviation)
         return self._excess > _TOO_MANY + _DEVIATIONS * deviation
 
     def _end_overload(self, now: float) -> None:
         """Too many failed: lower the limit, unless that did not help before."""
-        failed, count = self._failed, self._failed + len(self._seconds)
+        failed, count = self._failed, self._failed + self._answered
         if self._falls == 0:
             self._first_share, self._restored = failed / count, (self.limit, self._threshold)
         if self._falls >= _VAIN_FALLS and failed / count >= self._first_share * _FAILURES_LEFT:
@@ -363,6 +388,10 @@ class HostPace:
         if retry_after > 0:
             self.pause(now + min(retry_after, MAX_PAUSE))
 
+    @property
+    def _answered(self) -> int:
+        return len(self._seconds) + self._skipped
+
     def _note_past(self, answered: int, failed: int) -> None:
         count = self._past_count + answered + failed
         fade = min(1.0, _LARGEST_COUNT / count)
@@ -378,16 +407,22 @@ class HostPace:
         spread = seconds[int(count * _UPPER)] - seconds[int(count * _LOWER)]
         error = 2 * spread * sqrt(_QUANTILE * (1 - _QUANTILE) / count)
         weight = 1.0 if self._is_fresh else min(1.0, count / _AVERAGED)
+        before = self.latency
         latency = self.latency = self.latency + weight * (latency - self.latency)
         self._is_fresh = False
         if latency < self.base:
             # Half of the way: a round trip may be short by chance, and the first ones have connections to open.
             self.base = latency if self.base == inf else (self.base + latency) / 2
-        if latency <= max(self._allowed(), self.base + _ERRORS * error):
-            self.base += _DRIFT * (latency - self.base)
-            self._before, self._vain = 0.0, 0
+        if latency <= max(self._allowed() + self._own_delay, self.base + _ERRORS * error):
+            self.base += _DRIFT * (max(min(latency, self.base), latency - self._own_delay) - self.base)
+            self._before, self._vain, self._warned = 0.0, 0, False
+            self._proven = max(self._proven, min(self.limit, self._running))
             if self._is_full():
                 self._grow(now)
+            return
+        if int(self.limit) <= self._proven and not self._warned:
+            # It was flat with so many requests: if their number is the cause, those that begin now are slow, too.
+            self._warned, self.latency, self._fresh_from = True, before, now
             return
         self._vain = self._vain + 1 if self._before and latency >= self._before * _NOT_THE_CAUSE else 0
         if self._vain >= _VAIN_SHRINKS or (self._vain and self.limit <= _LEAST_BY_LATENCY):
@@ -406,15 +441,19 @@ class HostPace:
 
     def _allowed(self) -> float:
         """The latency up to which it is flat."""
-        return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS)
+        return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS, _LOW_SECONDS)
+
+    @property
+    def _own_delay(self) -> float:
+        return _OWN_DELAY * self._lag
 
     def _grow(self, now: float) -> None:
         if self.limit > self.ceiling * _ABOVE_CEILING:
             self.ceiling, self._probe_pause = inf, 0.0
         if self.limit < self._threshold:
             limit = min(self.limit * 2, max(self._threshold, self.limit + 1))
-            # The next round trip is of those that begin now: the others met half of the load.
-            self._stale, self._is_fresh = self.in_flight, True
+            # The next round trip is of those that begin when the load has doubled, too.
+            self._fresh_from, self._is_fresh = now + min(self.latency, _LONGEST_DOUBLING / 2), True
         else:
             limit = self.limit + max(1.0, self.limit * _GROWTH)
         if now < self.probe_at:
@@ -424,7 +463,10 @@ class HostPace:
     def _shrink(self, latency: float, now: float) -> None:
         """Latency rises with the number of requests."""
         self._before = latency
-        self._lower(max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, self._allowed() / latency)), _LEAST_BY_LATENCY)
+        self._lower(
+            max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, (self._allowed() + self._own_delay) / latency)),
+            _LEAST_BY_LATENCY,
+        )
         self._wait_to_probe(now, *_LATENCY_PAUSES)
 
     def _fall(self, now: float, factor: float = _AFTER_FAILURE) -> None:
@@ -443,6 +485,7 @@ class HostPace:
             self._probe_pause = 0.0
         self.ceiling = float(used)
         self._set(min(self.limit, max(float(least), used * factor)))
+        self._proven, self._warned = min(self._proven, self.limit), False
         self._threshold = self.limit
         self._is_fresh = True
         self._make_stale()
@@ -453,21 +496,19 @@ class HostPace:
 
     def _begin_round(self, now: float) -> None:
         self._round_from, self._undecided_until = now, -inf
-        self._seconds, self._failed, self._retry_after = [], 0, 0.0
-        self._peak = self._running = 0
-        self._note_peak()
+        self._seconds, self._skipped, self._failed = [], 0, 0
+        self._retry_after = self._lag = 0.0
+        self._running = 0
+        self._note_running()
 
-    def _note_peak(self) -> None:
-        running = sent = 0
-        for user, count in self.users.items():
-            running += min(count, user.width)
-            sent += min(count, user.bound)
+    def _note_running(self) -> None:
+        """Lanes send ahead: what is beyond their width does not run, and is no load for the host."""
+        running = sum([min(count, user.width) for user, count in self.users.items()])
         self._running = max(self._running, running)
-        self._peak = max(self._peak, sent)
 
     def _is_full(self) -> bool:
         """Whether the limit was in use, so that more might be used."""
-        return self._peak >= _IN_USE * int(self.limit)
+        return self._running >= _IN_USE * int(self.limit)
 
     def _make_stale(self) -> None:
         self._stale = self.in_flight

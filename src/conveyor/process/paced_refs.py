@@ -192,7 +192,9 @@ class PacedRefs(Generic[T]):
         for entry in entries:
             entry.pace = None
 
-    def learn(self, entries: Sequence[T], outcomes: Sequence[Outcome], *, is_long: bool = False) -> None:
+    def learn(
+        self, entries: Sequence[T], outcomes: Sequence[Outcome], lag: float = 0.0, *, is_long: bool = False
+    ) -> None:
         """Learn from finished attempts. Call it before `release`. How long a download takes says nothing."""
         if not self._used:
             return
@@ -208,15 +210,15 @@ class PacedRefs(Generic[T]):
                 elif (code is None or code.startswith("http_")) and outcome.spends_attempt:
                     seconds.append(0.0 if is_long else outcome.elapsed)
             if seconds:
-                pace.learn(seconds, now)
+                pace.learn(seconds, now, lag)
 
-    def learn_pages(self, entries: Sequence[T], elapsed: Sequence[float]) -> None:
+    def learn_pages(self, entries: Sequence[T], elapsed: Sequence[float], lag: float = 0.0) -> None:
         """Learn from attempts that succeeded, each in so many seconds. Call it before `release`."""
         if not self._used:
             return
         now = self._clock.monotonic()
         for pace, first, end in _by_pace(entries):
-            pace.learn(elapsed[first:end], now)
+            pace.learn(elapsed[first:end], now, lag)
 
     def on_room(self, pace: HostPace) -> None:
         """References that wait for this host may start now."""

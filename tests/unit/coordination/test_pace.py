@@ -86,8 +86,31 @@ class Stalls:
         return max(at, self._times[place][1]) if place >= 0 else at
 
 
+class BusyClient:
+    """The loop that sends the requests: it takes `cost` seconds for each answer, one after the other."""
+
+    def __init__(self, cost: float, *, knows_lag: bool = True) -> None:
+        self._cost, self._knows_lag = cost, knows_lag
+        self._free_at = self._lag = 0.0
+
+    def arrival(self, at: float) -> float:
+        self._free_at = max(at, self._free_at) + self._cost
+        # What becomes due in the middle of a step waits for half of it.
+        self._lag += 0.1 * ((self._free_at - at) / 2 - self._lag)
+        return self._free_at
+
+    @property
+    def lag(self) -> float:
+        return self._lag if self._knows_lag else 0.0
+
+
 def simulate(
-    server: Server, seconds: float, fixed: int | None = None, lane: Lane | None = None, stalls: Stalls | None = None
+    server: Server,
+    seconds: float,
+    fixed: int | None = None,
+    lane: Lane | None = None,
+    stalls: Stalls | None = None,
+    client: BusyClient | None = None,
 ) -> Figures:
     lane = lane or Lane()
     pace = HostPace("acme", "a.example")
@@ -107,10 +130,13 @@ def simulate(
             now = pace.paused_until
             continue
         now, _, is_answered, elapsed = heapq.heappop(answers)
+        if client is not None:
+            read_at = client.arrival(now)
+            elapsed, now = elapsed + read_at - now, read_at
         server.busy -= 1
         if is_answered:
             done += 1
-            pace.learn([elapsed], now)
+            pace.learn([elapsed], now, 0.0 if client is None else client.lag)
         else:
             refused += 1
             pace.fail(now, 1.0 if server.is_flaky else None)
@@ -176,7 +202,7 @@ def test_a_fast_server_gets_the_whole_width_at_once() -> None:
     unlimited = simulate(Server(1000, 0.002), 2, fixed=WIDTH)
     found = simulate(Server(1000, 0.002), 2)
     assert found.throughput >= 0.98 * unlimited.throughput
-    assert found.limits[2 * WIDTH] >= WIDTH, "after twice as many answers as run at once"
+    assert found.limits[4 * WIDTH] >= WIDTH, "after four times as many answers as run at once"
 
 
 def test_stalls_of_this_machine_are_no_reason_to_go_slow() -> None:
@@ -185,6 +211,42 @@ def test_stalls_of_this_machine_are_no_reason_to_go_slow() -> None:
             simulate(Server(1000, 0.002), 1, width, Lane(64), Stalls(0.03, 0.02, 1, seed)) for width in (64, None)
         )
         assert found.throughput >= 0.9 * fixed.throughput, seed
+
+
+def test_low_latency_is_no_reason_to_go_slow_however_much_lower_it_was_without_load() -> None:
+    """A machine that has more to do answers later, and so does one that shares it with whoever asks."""
+    for seed in (1, 2, 3):
+        found = simulate(Server(10, 0.003, seed=seed), 2, lane=Lane(100), stalls=Stalls(0.1, 0.02, 2, seed))
+        assert min(found.limits[500:]) >= 100, seed
+
+
+def test_the_slow_start_sees_latency_rise_before_requests_are_refused() -> None:
+    """The quickest answers come first: they met less load than the limit allows by now."""
+    assert simulate(Server(32, 0.05, 2.0, refuses=96), 5).refused == 0
+
+
+def test_a_host_that_is_slow_now_and_then_is_used_as_before() -> None:
+    for seed in (1, 2, 3):
+        fixed, found = (
+            simulate(Server(32, 0.05, 2.0), 30, width, stalls=Stalls(0.7, 0.1, 30, seed)) for width in (32, None)
+        )
+        assert found.throughput >= 0.8 * fixed.throughput, seed
+
+
+def test_a_busy_process_of_ours_is_no_reason_to_go_slow() -> None:
+    """It is at its limit: responses wait for it, and the more so the more of them there are."""
+    for width, cost in ((100, 0.001), (WIDTH, 0.0002)):
+        lane = Lane(width)
+        blind = simulate(Server(1000, 0.002), 3, lane=lane, client=BusyClient(cost, knows_lag=False))
+        found = simulate(Server(1000, 0.002), 3, lane=lane, client=BusyClient(cost))
+        assert min(blind.limits[2000:]) < width, "the lag is what matters"
+        assert min(found.limits[2000:]) >= width
+
+
+def test_a_busy_process_of_ours_does_not_hide_a_host_that_degrades() -> None:
+    best = max(simulate(Server(20, 0.05, 2.0), 3, fixed).throughput for fixed in (20, 22))
+    found = simulate(Server(20, 0.05, 2.0), 20, client=BusyClient(0.001))
+    assert found.throughput >= 0.9 * best
 
 
 def test_latency_that_does_not_depend_on_the_number_of_requests_is_no_reason_to_go_slow() -> None:

@@ -119,6 +119,7 @@ class ChildFetcher:
         """Start waiting orders, up to the width."""
         while lane.waiting and len(lane.running) < lane.width and not self._is_over:
             self._runners += 1
+            self._packer.lag.start()
             lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
 
     def _hand_back(self, lane: ChildLane) -> None:
@@ -159,6 +160,8 @@ class ChildFetcher:
             lane.running.discard(runner)
             self._runners -= 1
             self._fill(lane)
+            if self._runners == 0:
+                self._packer.lag.stop()
             self._report(lane)
 
     async def _attempt(self, lane: ChildLane, order: Order) -> None:

@@ -66,6 +66,8 @@ class Port(Protocol):
     number: int
     job: Job
     width: int
+    # How late the fetcher whose pack is delivered runs what is due, in seconds.
+    lag: float
 
     def on_outcomes(self, entries: list[Any], outcomes: list[Outcome]) -> None:
         """These references have outcomes."""
@@ -284,6 +286,7 @@ class FetcherProcess:
             for port, entries, part in self._pages_by_port(pages):
                 ports[port] = None
                 self._settle(port, len(entries))
+                port.lag = pack.lag
                 port.on_pages(entries, part)
         by_port: dict[Port, tuple[list[LeasedReference], list[Outcome]]] = {}
         for number, outcome in outcomes_of(pack):
@@ -297,6 +300,7 @@ class FetcherProcess:
         for port, (entries, outcomes) in by_port.items():
             ports[port] = None
             self._settle(port, len(entries))
+            port.lag = pack.lag
             port.on_outcomes(entries, outcomes)
         dropped: dict[Port, list[LeasedReference]] = {}
         for number in pack.dropped:

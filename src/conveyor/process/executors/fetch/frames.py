@@ -124,6 +124,8 @@ class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
     dropped: list[int]
     pages: list[StoredPages] = []
     reports: list[RunningReport] = []
+    # How late the fetcher runs what is due, in seconds.
+    lag: float = 0.0
 
 
 def outcomes_of(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:

@@ -26,6 +26,7 @@ from conveyor.process.executors.fetch.frames import (
     StoredPages,
     write_frame,
 )
+from conveyor.process.executors.fetch.loop_lag import LoopLag
 from conveyor.process.outcomes import detail_json, with_pages
 from conveyor.states import TaskStatus
 
@@ -121,6 +122,7 @@ class Packer:
         self._clock = clock
         self._logs = logs
         self._linger = linger
+        self.lag = LoopLag()
         self._outcomes: list[PackedOutcome] = []
         self._bodies: list[bytes | memoryview] = []
         self._segments: dict[RunId, Segment] = {}
@@ -203,7 +205,7 @@ class Packer:
             else:
                 pages = [segment.as_stored(key) for segment, key in zip(segments, keys, strict=True)]
         crashpoint("fetcher.pack.before")
-        write_frame(self._writer, OutcomePack(outcomes, b"".join(bodies), [], pages))
+        write_frame(self._writer, OutcomePack(outcomes, b"".join(bodies), [], pages, lag=self.lag.seconds))
         crashpoint("fetcher.pack.after")
         self.is_behind = True
 

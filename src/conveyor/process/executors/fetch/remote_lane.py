@@ -54,6 +54,7 @@ class RemoteLane(Lane):
     def __init__(self, job: Job, fetchers: "Fetchers", number: int, tools: LaneTools) -> None:
         super().__init__(job, fetchers.target, tools)
         self.number = number
+        self.lag = 0.0
         self._fetchers = fetchers
         self._sent = 0
         self._idle = asyncio.Event()
@@ -158,7 +159,7 @@ class RemoteLane(Lane):
 
     def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._learn(max([outcome.elapsed for outcome in outcomes], default=0.0))
-        self._paced.learn(entries, outcomes)
+        self._paced.learn(entries, outcomes, self.lag)
         self._return(entries)
         self._reuse_pages(entries, outcomes)
         if has_base(self.job):
@@ -254,7 +255,7 @@ class RemoteLane(Lane):
             self.on_outcomes(entries, page_outcomes(pages))
             return
         self._learn(max(pages.elapsed))
-        self._paced.learn_pages(entries, pages.elapsed)
+        self._paced.learn_pages(entries, pages.elapsed, self.lag)
         self._return(entries)
         self._gate.note_answers(entries)
         self._recorder.add_pages(
