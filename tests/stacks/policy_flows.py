@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from conveyor import AsyncClient
 from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.auth.keys import revoke
 from conveyor.clock import SystemClock
@@ -20,7 +21,7 @@ from conveyor.recover.retention import Retention
 from conveyor.states import ENDED
 from conveyor.system import engine_findings, step_functions_findings
 from tests.servers import sources, sqs
-from tests.servers.aws import aws
+from tests.servers.aws import CREDENTIALS, aws
 from tests.servers.event_targets import shared_targets
 from tests.stacks.test_notifications import LongAgo
 from tests.support.api import Api, client, new_key, staged
@@ -28,6 +29,7 @@ from tests.support.clocks import JumpingClock
 from tests.support.file_site import Behaviour, FileSite
 from tests.support.gated_fleet import GatedFleet, RunningFleet
 from tests.support.installations import verified
+from tests.support.product_site import ProductSite
 from tests.support.receiver import Receiver
 from tests.support.state_machines import machine
 from tests.support.target_site import Site
@@ -71,11 +73,7 @@ async def submit(fleet: RunningFleet, site: Site) -> None:
     await ended(api, objects.json["id"])
     for job_id in (made.json["id"], objects.json["id"]):
         for item in (await api.get(f"/v1/jobs/{job_id}/results")).json["items"]:
-            body = await api.get(f"/v1/jobs/{job_id}/tasks/{item['task_id']}/body")
-            if "location" in body.headers:
-                await _got(body.headers["location"])
-            else:
-                assert body.status == 200, body.body
+            await _read(api, f"/v1/jobs/{job_id}/tasks/{item['task_id']}/body")
     await api.get(f"/v1/jobs/{job_id}/events")
 
 
@@ -159,17 +157,97 @@ async def rerun(fleet: RunningFleet, site: Site) -> None:
     assert (await ended(api, made.json["id"]))["state"] == "completed"
 
 
+async def extract(fleet: RunningFleet, site: Site) -> None:
+    """With the bodies kept and dropped; and once more from those that were kept."""
+    api = fleet.api
+    async with ProductSite() as shop:
+        tasks = [shop.url(number) for number in range(10)]
+        dropped = await api.submit({"tasks": tasks, "extract": "tests.product", "keep_bodies": False})
+        downloaded = await api.submit({"kind": "download", "tasks": tasks[:2], "extract": "tests.product"})
+        kept = (await api.submit({"tasks": tasks, "extract": "tests.fussy"})).json["id"]
+        for job_id in (dropped.json["id"], downloaded.json["id"], kept):
+            await ended(api, job_id)
+        for change in ({}, {"extract_only": True}):
+            again = {"options": {"extract": "tests.product"}, **change}
+            assert (await api.post(f"/v1/jobs/{kept}/rerun", again)).status == 202
+            job = await ended(api, kept)
+        assert job["counts"]["succeeded"] == len(tasks), job
+        for item in (await api.get(f"/v1/jobs/{kept}/results")).json["items"]:
+            await _read(api, item["extracted_url"])
+
+
+async def changed_only(fleet: RunningFleet, site: Site) -> None:
+    """In a rerun, from an earlier job, and by a schedule; and an export of what changed."""
+    api = fleet.api
+    async with ProductSite() as shop:
+        # One has no ETag: bodies are compared.
+        shop.plain = {4}
+        tasks = [shop.url(number) for number in range(10)]
+        job_id = (await api.submit({"tasks": tasks, "extract": "tests.product"})).json["id"]
+        await ended(api, job_id)
+        shop.versions.update([1])
+        assert (await api.post(f"/v1/jobs/{job_id}/rerun", {"changed_only": True})).status == 202
+        job = await ended(api, job_id)
+        assert job["counts"]["unchanged"] == 9, job
+        await _exported(fleet, job_id, {"format": "csv", "select": {"changed": True}})
+        later = (await api.submit({"tasks": tasks, "changed_from": job_id})).json["id"]
+        assert (await ended(api, later))["counts"]["unchanged"] == 10
+        spec = {"cron": "0 0 1 1 *", "job": {"tasks": tasks}, "changed_only": True}
+        made = (await api.post("/v1/schedules", spec)).json["id"]
+        for number in range(1, 3):
+            assert (await api.post(f"/v1/schedules/{made}/run")).status == 202
+
+            async def fires() -> list[dict[str, Any]]:
+                return (await api.get(f"/v1/schedules/{made}")).json["fires"]  # type: ignore[no-any-return]
+
+            fired = await until(fires, lambda rows, number=number: len(rows) == number)
+            assert [fire["error"] for fire in fired] == [None] * number
+            jobs = [await ended(api, fire["job_id"]) for fire in fired]
+        assert sorted(job["counts"]["unchanged"] for job in jobs) == [0, 10]
+
+
+async def options_of_fetches(fleet: RunningFleet, site: Site) -> None:
+    """A pace, robots.txt and a pool of gateways; what each host and each error came to; and the job once more."""
+    api = fleet.api
+    upload_id = await staged(api, "".join(f"{site.url(f'/ok?n={n}')}\n" for n in range(300)).encode())
+    pool = [{"proxy": site.url("")}, {"url": site.url("/gateway?url={url}"), "weight": 2}]
+    specs: list[dict[str, Any]] = [
+        {"tasks": [site.url("/ok"), site.url("/status/404")], "pace": "auto", "robots": "obey"},
+        {"tasks": [site.url("/ok")], "gateway": {"pool": pool, "sticky": "host"}, "attempts": 1},
+        {"source": {"upload_id": upload_id, "format": "text"}, "pace": "auto"},
+    ]
+    for spec in specs:
+        job_id = (await api.submit(spec)).json["id"]
+        await ended(api, job_id)
+        for view in ("hosts", "errors", "statistics"):
+            shown = await api.get(f"/v1/jobs/{job_id}/{view}")
+            assert shown.status == 200, shown.body
+        twin = await api.post(f"/v1/jobs/{job_id}/duplicate", {})
+        assert twin.status in {201, 202}, twin.body
+        await ended(api, twin.json["id"])
+    assert (await api.get("/v1/load")).status == 200
+
+
 async def export(fleet: RunningFleet, site: Site) -> None:
     api = fleet.api
     made = await api.submit({"tasks": [site.url(f"/ok?size={size}") for size in (10, 3000)]})
     await ended(api, made.json["id"])
-    begun = (await api.post(f"/v1/jobs/{made.json['id']}/exports", {"format": "zip"})).json
+    await _exported(fleet, made.json["id"], {"format": "zip"})
 
-    async def shown() -> Any:
-        return (await api.get(f"/v1/exports/{begun['id']}")).json
 
-    ready = await until(shown, lambda found: found["state"] == "ready")
-    await _got(ready["parts"][0]["url"])
+async def export_into_a_bucket(fleet: RunningFleet, site: Site) -> None:
+    """A client copies the parts with credentials of its own."""
+    api = fleet.api
+    made = await api.submit({"tasks": [site.url(f"/ok?size={size}") for size in (10, 3000)]})
+    await ended(api, made.json["id"])
+    sources.put("exists", b"")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": aws()}.items():
+            patch.setenv(name, value)
+        async with AsyncClient(api.url, key=api.key) as user:
+            job = await user.job(made.json["id"])
+            done = await job.export_to(f"s3://{sources.BUCKET}/{api.key[:8]}/out/", format="jsonl")
+    assert len(done.urls) == 1, done
 
 
 async def schedule(fleet: RunningFleet, site: Site) -> None:
@@ -299,7 +377,11 @@ FLOWS: tuple[tuple[Flow, tuple[str, ...]], ...] = (
     (list_in_a_bucket, ()),
     (download, ()),
     (rerun, ()),
+    (extract, ()),
+    (changed_only, ("sweep", "schedule")),
+    (options_of_fetches, ("sweep",)),
     (export, ("sweep",)),
+    (export_into_a_bucket, ("sweep",)),
     (schedule, ("schedule",)),
     (webhook, ("sweep",)),
     (event_targets, ("sweep",)),
@@ -338,10 +420,29 @@ async def _unfinished(fleet: RunningFleet) -> list[str]:
     return [job["id"] for job in jobs if job["state"] not in ENDED]
 
 
+async def _read(api: Api, path: str) -> None:
+    """A body from the API, or from where it sends its readers."""
+    body = await api.get(path)
+    if "location" in body.headers:
+        await _got(body.headers["location"])
+    else:
+        assert body.status == 200, body.body
+
+
 async def _got(url: str) -> None:
     async with client() as http:
         answer = await http.get(url).build().send()
         assert answer.status == 200, await answer.text()
+
+
+async def _exported(fleet: RunningFleet, job_id: str, spec: dict[str, Any]) -> None:
+    begun = (await fleet.api.post(f"/v1/jobs/{job_id}/exports", spec)).json
+
+    async def shown() -> Any:
+        return (await fleet.api.get(f"/v1/exports/{begun['id']}")).json
+
+    ready = await until(shown, lambda found: found["state"] == "ready")
+    await _got(ready["parts"][0]["url"])
 
 
 async def _delivered(fleet: RunningFleet, job_id: str) -> None:
