@@ -158,10 +158,12 @@ class _Receiver:
     def __init__(self) -> None:
         self.posts = 0
 
-    async def post(self, *_: object) -> tuple[int, None]:
+    async def post(self, *_: object) -> Any:
+        from conveyor.egress.outbound import PostReply
+
         await asyncio.sleep(LATENCY)
         self.posts += 1
-        return 200, None
+        return PostReply(200, None, b"")
 
     async def close(self) -> None:
         """Nothing is open."""

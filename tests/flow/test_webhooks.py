@@ -33,7 +33,7 @@ from conveyor.service import Service
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.support.api import Api
-from tests.support.clocks import JumpingClock
+from tests.support.clocks import JumpingClock, ManualClock
 from tests.support.engine_switch import Switch
 from tests.support.make_jobs import ACME, make_job, make_notice
 from tests.support.places import quick_place
@@ -656,6 +656,33 @@ class TestTrying:
                 await settled(server, quick["id"])
             assert len(receiver.told) == 1
             assert slow.most_at_once <= 2
+
+    async def test_of_more_than_can_be_seen_at_once_those_for_a_silent_receiver_are_postponed(
+        self, tmp_path: Path
+    ) -> None:
+        settings = Settings.load({}, data=tmp_path / "burst", allow_private_targets=True)
+        clock = ManualClock()
+        async with open_system(settings, clock) as system, serving(system) as server, Receiver() as receiver:
+            receiver.always = hang
+            await made(server, receiver.url())
+            for number in range(300):
+                await tell(system, number=number)
+            notifier = OutboxDispatcher(settings, system.records, system.tasks, clock)
+            while (await notifier.run_once()).notices:
+                pass
+            (role,) = (each for each in Embedded(system).notifiers() if isinstance(each, deliverer.Deliverer))
+
+            async def count_due() -> int:
+                return len(await system.records.documents.due_documents(DELIVERY, clock.now(), 1000))
+
+            await role.tick()
+            await until(lambda: _sleep(receiver), lambda told: len(told) == settings.webhook_concurrency)
+            await role.tick()
+            assert await count_due() == 300 - settings.webhook_concurrency, "it may answer in a moment"
+            clock.advance(10.0)
+            await role.tick()
+            assert await count_due() < 200
+            await role.close()
 
     async def test_one_tenant_has_not_all_slots(self, tmp_path: Path, receiver: Receiver) -> None:
         settings = Settings.load(

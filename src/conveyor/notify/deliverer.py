@@ -56,6 +56,8 @@ _CLOSE_SECONDS = 5.0
 _LONGEST_WAIT = 86_400.0
 _LONGEST_DEFERRAL = 300.0
 _JITTER = 0.2
+# What a delivery of a lane is taken to last that none runs in.
+_UNKNOWN = 0.5
 
 LaneKey = tuple[TenantId, str]
 # A receiver and a job. Its deliveries take turns at their first attempts.
@@ -81,8 +83,9 @@ class EndpointLane(msgspec.Struct):
     """The deliveries that share a concurrency limit."""
 
     running: int = 0
-    # The moving average of the duration of an attempt.
-    seconds: float = 0.5
+    # The moving average of how long a delivery is in progress, and when the last one ended, or the first one began.
+    seconds: float = 0.0
+    moved_at: float = 0.0
     # When the last postponed delivery is due.
     deferred_to: float = 0.0
 
@@ -175,14 +178,21 @@ class Deliverer:
             return None
 
     def _start(self, row: Document, key: LaneKey, lane: EndpointLane, turn: Turn | None) -> None:
+        began = self._clock.monotonic()
+        if lane.running == 0:
+            lane.moved_at = began
         lane.running += 1
         if turn is not None:
             self._turns.add(turn)
-        task = asyncio.create_task(self._deliver(row, lane), name=f"deliver {row.id}")
+        task = asyncio.create_task(self._deliver(row), name=f"deliver {row.id}")
         self._running[task] = (row.tenant, row.id)
-        task.add_done_callback(lambda task: self._ended(task, key, lane, turn))
+        task.add_done_callback(lambda task: self._ended(task, key, lane, turn, began))
 
-    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: EndpointLane, turn: Turn | None) -> None:
+    def _ended(
+        self, task: asyncio.Task[None], key: LaneKey, lane: EndpointLane, turn: Turn | None, began: float
+    ) -> None:
+        lane.moved_at = self._clock.monotonic()
+        lane.seconds += (lane.moved_at - began - lane.seconds) / 4
         self._running.pop(task, None)
         if turn is not None:
             self._turns.discard(turn)
@@ -194,12 +204,12 @@ class Deliverer:
         if self._more:
             self.wake()
 
-    async def _deliver(self, row: Document, lane: EndpointLane) -> None:
+    async def _deliver(self, row: Document) -> None:
         """One attempt. If it raises, the delivery is retried after a pause, or when its lease expires."""
         with self._isolation.item(_name(row)):
-            await self._attempt(row, lane)
+            await self._attempt(row)
 
-    async def _attempt(self, row: Document, lane: EndpointLane) -> None:
+    async def _attempt(self, row: Document) -> None:
         """Claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
             await self._records.documents.remove_document(row)
@@ -220,7 +230,6 @@ class Deliverer:
         else:
             attempt, wait = await self._try(delivery_of(claimed), target)
         _measure(claimed, attempt)
-        lane.seconds += (attempt.seconds - lane.seconds) / 4
         crashpoint("delivery.sent.after")
         if isinstance(target, Target) and attempt.status == GONE:
             await self._disable(claimed)
@@ -350,7 +359,9 @@ class Deliverer:
         deferred: list[Document] = []
         for key, rows in waiting.items():
             lane = self._lanes.setdefault(key, EndpointLane())
-            interval = max(lane.seconds, 0.001) / concurrency
+            # One that answers nothing is as slow as it has been silent; of one that may not start nothing is known.
+            silent = self._clock.monotonic() - lane.moved_at if lane.running else _UNKNOWN
+            interval = max(lane.seconds, silent, 0.001) / concurrency
             for row in rows[max(concurrency, int(_IDLE * 4 / interval)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + interval, now + _LONGEST_DEFERRAL)
                 deferred.append(msgspec.structs.replace(row, due_at=lane.deferred_to))
