@@ -20,23 +20,17 @@ from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.outcome_writer import OutcomeWriter, with_since
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages
 from conveyor.process.retry import is_exhausted, late, retry_delay, too_late
+from conveyor.process.unrecorded_limit import UnrecordedLimit
 from conveyor.states import TaskStatus
 
 __all__ = ["LeasedChunk", "Recorder"]
 
 _FLUSH_COUNT = 1000
 _FLUSH_BYTES = 8 * 1024 * 1024
-# Backpressure: above these, runners wait until the store has caught up. The count is what the store records in so many
-# seconds, within bounds.
+# Backpressure: above these, and above an UnrecordedLimit, runners wait until the store has caught up.
 _UNRECORDED_SECONDS = 0.3
-_LEAST_COUNT = 128
-_MAX_COUNT = 8 * _FLUSH_COUNT
 _MAX_BYTES = 8 * _FLUSH_BYTES
 _FLUSHES_AT_ONCE = 3
-_SMOOTHING = 0.3
-_MEASURE_SECONDS = 0.1
-# Before the first measurement.
-_FIRST_RATE = 4000.0
 
 
 class Recorder:
@@ -92,18 +86,14 @@ class Recorder:
         # When the first outcome was added that is not recorded yet: of each flush, and of those that wait for one.
         self._since: dict[int, float] = {}
         self._flush_number = 0
-        # Outcomes a second that the store records; and how many it recorded since when, for the next measurement.
-        self._rate = _FIRST_RATE
-        self._recorded = 0
-        self._measured_at = 0.0
+        self._limit = UnrecordedLimit()
         self._flushes: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @property
     def full(self) -> bool:
         """Whether runners have to wait: a crash would repeat more than a part of a second of work."""
-        limit = min(_MAX_COUNT, max(_LEAST_COUNT, int(self._rate * _UNRECORDED_SECONDS)))
-        if self._count >= limit or self._bytes >= _MAX_BYTES:
+        if self._count >= self._limit.count or self._bytes >= _MAX_BYTES:
             return True
         oldest = next(iter(self._since.values()), None)
         return oldest is not None and self._clock.monotonic() - oldest > _UNRECORDED_SECONDS
@@ -160,8 +150,6 @@ class Recorder:
     def _on_added(self, count: int, size: int) -> None:
         now = self._clock.monotonic()
         self._since.setdefault(self._flush_number, now)
-        if self._count == 0:
-            self._recorded, self._measured_at = 0, now
         self._count += count
         self._waiting_count += count
         self._waiting_bytes += size
@@ -230,6 +218,7 @@ class Recorder:
             task.add_done_callback(self._on_flushed)
 
     async def _flush(self, number: int, batch: list[RecordedOutcome], pages: list[RecordedPages], size: int) -> None:
+        self._limit.begin_flush(self._clock.monotonic())
         try:
             await self._writer.write(batch, pages)
         finally:
@@ -241,8 +230,8 @@ class Recorder:
             count = len(batch) + sum(map(len, pages))
             self._count -= count
             self._bytes -= size
-            self._since.pop(number, None)
-            self._measure(count)
+            now = self._clock.monotonic()
+            self._limit.end_flush(now, count, self._since.pop(number, now))
             self._on_capacity()
 
     def _on_capacity(self) -> None:
@@ -254,14 +243,6 @@ class Recorder:
     def _on_flushed(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
         self._has_changed.set()
-
-    def _measure(self, count: int) -> None:
-        """Measure how fast the store records, while there is something to record."""
-        self._recorded += count
-        passed = self._clock.monotonic() - self._measured_at
-        if passed >= _MEASURE_SECONDS:
-            self._rate += _SMOOTHING * (self._recorded / passed - self._rate)
-            self._recorded, self._measured_at = 0, self._clock.monotonic()
 
 
 def _is_exhausted(options: Options, outcome: Outcome) -> bool:
