@@ -64,6 +64,21 @@ def seconds_since(at: float, now: float) -> float:
     return passed if passed >= -CLOCK_SLACK else inf
 
 
+class ClockSteps:
+    """Tells when the wall clock of this process was set, or its machine was suspended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead: float | None = None
+
+    def look(self) -> float:
+        """By how many seconds it was set since the last look; 0 if by less than the slack."""
+        ahead = self._clock.now() - self._clock.monotonic()
+        step = 0.0 if self._ahead is None else ahead - self._ahead
+        self._ahead = ahead
+        return step if abs(step) > CLOCK_SLACK else 0.0
+
+
 class _Entropy:
     """Random bytes of the operating system, many at a time: a call for each id would hand over the interpreter lock."""
 

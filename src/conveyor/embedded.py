@@ -15,6 +15,7 @@ from conveyor.coordination.breaker import MAX_JITTER
 from conveyor.coordination.buckets import ALL_BUCKETS, Buckets, LeasedBuckets
 from conveyor.coordination.fail_open import FailOpen
 from conveyor.coordination.ready_runs import RunRestorer
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.egress.ca_bundle import read_ca_bundle
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
@@ -51,7 +52,6 @@ from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
 from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.service import Role, Service, stop_all
 from conveyor.system import System
 

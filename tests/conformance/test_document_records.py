@@ -323,6 +323,15 @@ class TestDue:
         assert [row.id for row in await records.documents.due_documents(KIND, now + 0.5, 100)][-1] == "id_7"
         assert await records.documents.due_documents("delivery", now, 100) == []
 
+    async def test_those_after_a_time(self, records: Records, clock: ManualClock) -> None:
+        now = clock.now()
+        rows = [make_row(f"id_{number}", due_at=now + number * 100) for number in range(8)]
+        await records.documents.create_documents(rows)
+        assert await records.documents.due_documents(KIND, 1e11, 100, now + 250) == rows[3:]
+        assert await records.documents.due_documents(KIND, 1e11, 2, now + 300) == rows[3:5]
+        assert await records.documents.due_documents(KIND, now + 400, 100, now + 250) == rows[3:5]
+        assert await records.documents.due_documents(KIND, 1e11, 100, now + 701) == []
+
     async def test_one_that_was_moved_is_due_later(self, records: Records, clock: ManualClock) -> None:
         now = clock.now()
         rows = [make_row(f"id_{number}", due_at=now + number) for number in range(3)]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.engines.records import Document
 from conveyor.lists.uploads import Uploads, UploadSpec
-from conveyor.model import Counts, Job, Mode
+from conveyor.model import Backoff, Counts, Job, Mode
 from conveyor.recover.monitor import Monitor, monitor_of
 from conveyor.recover.retention import Removed, Retention
 from conveyor.recover.sweeper import Sweeper
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.states import RunState
 from tests.support.make_jobs import ACME, DAY, OTHER
-from tests.support.small_fleet import Fleet, open_fleet
+from tests.support.small_fleet import Fleet, fail, open_fleet, succeed
 
 JUMP = 20 * DAY
 HOUR = 3600.0
@@ -292,3 +292,69 @@ async def test_a_server_that_was_off_says_so_and_reports_no_error(fleet: Fleet) 
     fleet.clock.step(-4 * DAY)
     await retention(fleet).run_once()
     assert [each["log_level"] for each in fleet.logs if each["event"] == "clock was set back"] == ["warning"]
+
+
+SLOW = Backoff(base=100.0, rate=1.0, cap=100.0, jitter=False)
+
+
+async def retried(fleet: Fleet, **spec: Any) -> Job:
+    """A job whose tasks have failed once and wait for their retry."""
+    fleet.executor.act = fail
+    job = await fleet.submit(5, backoff=SLOW, attempts=5, **spec)
+    fleet.start(fleet.worker())
+    fleet.start(fleet.sweeper)
+    await fleet.until(lambda: len(fleet.executor.starts) == 5)
+    await fleet.passing(5.0)
+    return job
+
+
+async def no_task_fails_by_a_jump(jump: float = JUMP) -> None:
+    async with open_fleet() as fleet:
+        job = await retried(fleet, task_deadline=1800.0)
+        fleet.clock.step(jump)
+        await fleet.until(lambda: len(fleet.executor.starts) == 10)
+        await fleet.passing(5.0)
+        fleet.executor.act = succeed
+        fleet.clock.step(-jump)
+        (ended,) = await fleet.ended(job)
+        assert ended.state is RunState.COMPLETED
+        await fleet.check(job)
+        assert (await fleet.system.tasks.counts(job.key)).succeeded == 5
+
+
+@pytest.mark.parametrize("jump", [2 * HOUR, 6 * DAY, JUMP])
+async def test_no_task_fails_by_a_jump(jump: float) -> None:
+    await no_task_fails_by_a_jump(jump)
+
+
+async def test_no_task_fails_by_a_jump_during_a_restart(fleet: Fleet) -> None:
+    fleet.executor.act = fail
+    job = await fleet.submit(5, backoff=SLOW, attempts=5, task_deadline=1800.0)
+    worker = fleet.start(fleet.worker())
+    await fleet.until(lambda: len(fleet.executor.starts) == 5)
+    await fleet.passing(5.0)
+    await fleet.stop(worker)
+    fleet.clock.step(2 * HOUR)
+    fleet.executor.act = succeed
+    fleet.start(fleet.worker())
+    fleet.start(fleet.sweeper)
+    await fleet.ended(job)
+    assert (await fleet.system.tasks.counts(job.key)).succeeded == 5
+
+
+async def test_deadlines_of_tasks_go_on_without_the_jump(fleet: Fleet) -> None:
+    job = await retried(fleet, task_deadline=250.0)
+    fleet.clock.step(JUMP)
+    await fleet.ended(job)
+    # The second at once, by the wall clock; two more within the time, and none after it.
+    assert set(fleet.executor.count().values()) == {4}
+    assert (await fleet.system.tasks.counts(job.key)).failed == 5
+
+
+async def test_deadlines_of_tasks_begin_anew_when_the_clock_was_set_back(fleet: Fleet) -> None:
+    job = await retried(fleet, task_deadline=450.0)
+    began = fleet.clock.monotonic()
+    fleet.clock.step(-6 * DAY)
+    await fleet.ended(job, within=2000)
+    assert fleet.clock.monotonic() - began < 1000
+    assert (await fleet.system.tasks.counts(job.key)).failed == 5

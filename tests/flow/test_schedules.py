@@ -38,6 +38,7 @@ from conveyor.errors import InvalidField
 from conveyor.jobs.announced_workers import WorkerAnnouncement
 from conveyor.jobs.fire_ids import fire_job_id
 from conveyor.model import Job, ListFormat, RemoteSource, Source, UploadRecord
+from conveyor.recover.future_documents import FutureDocuments
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
@@ -832,6 +833,122 @@ class TestSources:
         clock.advance(LEASE_SECONDS / 3)
         await asyncio.wait_for(asyncio.gather(*scheduler._running), 10)
         await other.close()
+
+
+class TestClockSteps:
+    """A clock that is set. As elsewhere, `advance` lets time pass, and `step` sets the clock."""
+
+    @staticmethod
+    async def hourly(server: Api, scheduler: Scheduler, clock: ManualClock, hours: int = 3, **spec: Any) -> str:
+        """A schedule that has fired for some hours."""
+        schedule = await made(server, **spec)
+        for _ in range(hours):
+            clock.advance(HOUR)
+            await run(scheduler)
+        return str(schedule["id"])
+
+    @staticmethod
+    async def let_pass(scheduler: Scheduler, system: System, clock: ManualClock, hours: int) -> None:
+        watch = FutureDocuments(system.records, clock, system.settings)
+        for _ in range(hours * 15):
+            await watch.part()
+            await run(scheduler)
+            clock.advance(4 * MINUTE)
+        await run(scheduler)
+
+    @pytest.mark.parametrize("back", [2 * HOUR, 6 * DAY, 20 * DAY])
+    @pytest.mark.parametrize("missed", ["coalesce", "skip", "all"])
+    async def test_it_goes_on_when_the_clock_was_set_back(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock, back: float, missed: str
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, missed=missed)
+        assert len(await jobs_of(system)) == 3
+        clock.step(-back)
+        await self.let_pass(scheduler, system, clock, 5)
+        found = await shown(server, schedule_id)
+        # Up to three hours are not repeated.
+        assert len(await jobs_of(system)) == found["fired"] == (3 + 3 if back == 2 * HOUR else 3 + 5)
+        assert all(fire["job_id"] and not fire["error"] for fire in found["fires"])
+
+    @pytest.mark.parametrize("missed", ["coalesce", "skip", "all"])
+    async def test_a_step_back_that_is_corrected_repeats_nothing(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock, missed: str
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, missed=missed)
+        clock.step(-6 * DAY)
+        await self.let_pass(scheduler, system, clock, 2)
+        clock.step(6 * DAY)
+        await self.let_pass(scheduler, system, clock, 3)
+        found = await shown(server, schedule_id)
+        # Three before the step, two while the clock was wrong, three after it, and those of the two hours between.
+        assert found["fired"] == 8 + {"coalesce": 1, "skip": 0, "all": 2}[missed]
+        assert len(await jobs_of(system)) == found["fired"]
+
+    @pytest.mark.parametrize("ahead", [2 * HOUR, 6 * DAY, 20 * DAY])
+    @pytest.mark.parametrize("missed", ["coalesce", "skip", "all"])
+    async def test_a_step_forward_that_is_corrected_soon_fires_nothing(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock, ahead: float, missed: str
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, missed=missed)
+        clock.step(ahead)
+        for _ in range(4):
+            await run(scheduler)
+            clock.advance(MINUTE)
+        clock.step(-ahead)
+        await run(scheduler)
+        assert (await shown(server, schedule_id))["fired"] == 3
+        await self.let_pass(scheduler, system, clock, 2)
+        assert (await shown(server, schedule_id))["fired"] == 5
+
+    async def test_a_step_forward_that_stays_fires_as_missed_says(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock
+    ) -> None:
+        every = [await self.hourly(server, scheduler, clock, 0, missed=each) for each in ("coalesce", "skip", "all")]
+        await run(scheduler)
+        clock.step(6 * DAY)
+        await run(scheduler)
+        assert await jobs_of(system) == []
+        clock.advance(5 * MINUTE + 1)
+        await run(scheduler)
+        fired = [(await shown(server, each))["fired"] for each in every]
+        assert fired == [1, 0, system.settings.schedule_catch_up]
+
+    async def test_a_clock_that_was_ahead_for_hours_takes_no_fire_away(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, 1)
+        clock.step(6 * DAY)
+        await self.let_pass(scheduler, system, clock, 3)
+        clock.step(-6 * DAY)
+        before = (await shown(server, schedule_id))["fired"]
+        await self.let_pass(scheduler, system, clock, 24)
+        found = await shown(server, schedule_id)
+        assert found["fired"] - before == 24
+        assert len(await jobs_of(system)) == found["fired"]
+
+    async def test_a_fire_that_was_claimed_by_a_clock_that_was_ahead_is_made(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, 1)
+        clock.advance(HOUR)
+        row = await system.records.documents.document(SCHEDULE, ACME, schedule_id)
+        assert row is not None
+        schedule = schedule_of(row)
+        claimed = await scheduler._claim(row, schedule, scheduler._plan(schedule))
+        assert claimed is not None
+        clock.step(-6 * DAY)
+        await self.let_pass(scheduler, system, clock, 3)
+        assert (await shown(server, schedule_id))["fired"] in (5, 6)
+        assert len(await jobs_of(system)) == (await shown(server, schedule_id))["fired"]
+
+    async def test_rare_schedules_wait(
+        self, server: Api, scheduler: Scheduler, system: System, clock: ManualClock
+    ) -> None:
+        schedule_id = await self.hourly(server, scheduler, clock, 0, cron="0 0 1 * *")
+        clock.step(-6 * DAY)
+        await self.let_pass(scheduler, system, clock, 24)
+        found = await shown(server, schedule_id)
+        assert (found["fired"], found["next_fires"][0]) == (0, "2027-02-01T00:00:00.000Z")
 
 
 async def _value(value: int) -> int:

@@ -28,12 +28,14 @@ from conveyor.accept.schedules import (
     Schedule,
     Schedules,
     schedule_of,
+    set_right,
     template_of,
     upload_of,
     with_schedule,
 )
 from conveyor.accept.sources import Sources
 from conveyor.accept.submit import Submit
+from conveyor.clock import ClockSteps
 from conveyor.coordination.isolation import Isolation
 from conveyor.egress.outbound import Outbound
 from conveyor.engines.records import Document
@@ -63,6 +65,8 @@ _TRIES = 20
 _READS = 5
 _LONGEST_PAUSE = 60.0
 _CLOSE_SECONDS = 5.0
+# How long nothing fires after the clock jumped forward, or the machine was suspended.
+_SETTLE_SECONDS = 300.0
 # How often the time is extended for which the job to compare with is kept, in seconds.
 _SHORTEST_KEEP = 5.0
 _LONGEST_KEEP = 7 * 86_400.0
@@ -102,9 +106,14 @@ class Scheduler:
         self._sources = Sources(system, outbound)
         self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
         self._isolation = Isolation(name, system.clock)
+        self._steps = ClockSteps(system.clock)
+        # Until then a step forward may be corrected.
+        self._settled_at = 0.0
 
     async def tick(self) -> float:
         """Start the fires that are due."""
+        if not self._is_settled():
+            return _EVERY
         now = self._clock.now()
         rows = await self._records.documents.due_documents(SCHEDULE, now, _ROWS)
         in_progress = set(self._running.values())
@@ -136,6 +145,16 @@ class Scheduler:
             await asyncio.gather(*late, return_exceptions=True)
         await self._outbound.close()
 
+    def _is_settled(self) -> bool:
+        """False for a while after the clock jumped forward: a job that is made too early is not taken back."""
+        step, monotonic = self._steps.look(), self._clock.monotonic()
+        if step > 0:
+            self._settled_at = monotonic + _SETTLE_SECONDS
+            log.warning("clock jumped forward: schedules wait a while", jump=round(step), seconds=_SETTLE_SECONDS)
+        elif step < 0:
+            self._settled_at = monotonic
+        return monotonic >= self._settled_at
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -145,7 +164,7 @@ class Scheduler:
 
     async def attend(self, row: Document) -> None:
         """Handle a schedule that is due: fire it, keep its upload, or both."""
-        schedule = schedule_of(row)
+        schedule = set_right(schedule_of(row), self._clock.now())
         if schedule.keep_at is not None and schedule.keep_at <= self._clock.now():
             template = template_of(bytes(schedule.job))
             row = msgspec.structs.replace(row, upload_id=upload_of(template))
@@ -155,7 +174,7 @@ class Scheduler:
         plan = self._plan(schedule)
         if plan.at is None:
             await self._records.documents.replace_document(
-                with_schedule(row, self._advanced(schedule, self._clock.now()))
+                with_schedule(row, self._advanced(schedule, self._clock.now()), self._clock.now())
             )
             return
         claimed = await self._claim(row, schedule, plan)
@@ -178,10 +197,14 @@ class Scheduler:
         first = schedule.next_fire
         if schedule.paused or first is None or first > now:
             return FirePlan(None)
+        if schedule.made_until is not None and schedule.made_until <= now:
+            first = max(first, schedule.made_until)
         limit = self._settings.schedule_catch_up if schedule.missed is Missed.ALL else _MAX_COUNTED
         fires = missed_fires(schedule.cron, schedule.timezone, first, now, limit)
         if not fires:
             return FirePlan(None)
+        # No job of the same time before the clock was set back is in their way.
+        fires = [at + schedule.repeats % 1000 / 1000 for at in fires]
         match schedule.missed:
             case Missed.ALL:
                 return FirePlan(fires[0])
@@ -201,7 +224,7 @@ class Scheduler:
         )
         crashpoint("schedule.claim.before")
         claimed = await self._records.documents.replace_document(
-            with_schedule(row, leased, self._clock.now() + LEASE_SECONDS)
+            with_schedule(row, leased, self._clock.now(), self._clock.now() + LEASE_SECONDS)
         )
         crashpoint("schedule.claim.after")
         return claimed
@@ -325,9 +348,9 @@ class Scheduler:
         holder = schedule_of(row).holder
         current: Document | None = row
         while current is not None and schedule_of(current).holder == holder:
-            schedule = schedule_of(current)
+            schedule, now = schedule_of(current), self._clock.now()
             done = msgspec.structs.replace(
-                schedule if schedule.is_manual else self._advanced(schedule, fire.at),
+                schedule if schedule.is_manual else set_right(self._advanced(schedule, fire.at), now),
                 firing=None,
                 is_manual=False,
                 holder=None,
@@ -336,10 +359,10 @@ class Scheduler:
                 fires=[*schedule.fires, fire][-SHOWN_FIRES:],
                 fired=schedule.fired + 1,
                 # From now on there may be a job to keep.
-                keep_base_at=self._clock.now() if schedule.changed_only else None,
+                keep_base_at=now if schedule.changed_only else None,
             )
             crashpoint("schedule.advance.before")
-            if await self._records.documents.replace_document(with_schedule(current, done)) is not None:
+            if await self._records.documents.replace_document(with_schedule(current, done, now)) is not None:
                 crashpoint("schedule.advance.after")
                 log.info(
                     "schedule fired", tenant=row.tenant, schedule=row.id, job=fire.job_id, coalesced=fire.coalesced

@@ -42,6 +42,10 @@ _ID = re.compile(r"schedule_[0-9a-z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NULL = msgspec.Raw(b"null")
 _TRIES = 5
+# How often a schedule is looked at, at least, in seconds.
+LOOK_SECONDS = 6 * 3600.0
+# Fires of so many seconds are not repeated after the clock was set back.
+NOT_REPEATED_SECONDS = 3 * 3600.0
 
 
 class Missed(StrEnum):
@@ -124,6 +128,9 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     keep_at: float | None = None
     fires: Sequence[Fire] = ()
     fired: int = 0
+    # How often the clock was set back past its fires, and before which time they were made already.
+    repeats: int = 0
+    made_until: float | None = None
     # Whether its jobs compare, and when to extend the time for which the job to compare with is kept.
     changed_only: bool = False
     keep_base_at: float | None = None
@@ -149,16 +156,35 @@ def _readable(row: Document) -> Document:
     return row
 
 
-def with_schedule(row: Document, schedule: Schedule, due_at: float | None = None) -> Document:
+def with_schedule(row: Document, schedule: Schedule, now: float, due_at: float | None = None) -> Document:
     """The document to write; due when the schedule is, or at `due_at`."""
-    at = due_at if due_at is not None else due(schedule)
+    at = due_at if due_at is not None else due(schedule, now)
     return msgspec.structs.replace(row, body=msgspec.json.encode(schedule), due_at=at)
 
 
-def due(schedule: Schedule) -> float | None:
-    """When it next has to fire, or its upload or the job to compare with has to be kept."""
+def due(schedule: Schedule, now: float) -> float | None:
+    """When it next has to fire, or its upload or the job to compare with has to be kept; or to be looked at, because
+    the clock may have been set back."""
     times = [schedule.keep_at, schedule.keep_base_at, None if schedule.paused else schedule.next_fire]
-    return min((at for at in times if at is not None), default=None)
+    first = min((at for at in times if at is not None), default=None)
+    return None if first is None else min(first, now + LOOK_SECONDS)
+
+
+def set_right(schedule: Schedule, now: float) -> Schedule:
+    """The schedule as it goes on. If its next fire was set by a clock that was ahead, it fires from now on, and the
+    times that come again are told from those before. As with Debian's cron, up to three hours are not repeated."""
+    waits_until = schedule.next_fire
+    if waits_until is None or waits_until <= now + NOT_REPEATED_SECONDS:
+        return schedule
+    skipped = _first(schedule.cron, schedule.timezone, now + NOT_REPEATED_SECONDS)
+    if skipped is None or skipped >= waits_until:
+        return schedule
+    return msgspec.structs.replace(
+        schedule,
+        next_fire=_first(schedule.cron, schedule.timezone, now),
+        repeats=schedule.repeats + 1,
+        made_until=max(waits_until, schedule.made_until or 0.0),
+    )
 
 
 def template_of(raw: bytes) -> Template:
@@ -213,7 +239,7 @@ class Schedules:
             changed_only=spec.changed_only,
         )
         empty = Document(SCHEDULE, tenant, claim.subject, b"", upload_id=upload_of(template))
-        document = with_schedule(empty, schedule)
+        document = with_schedule(empty, schedule, now)
         answer = claim.answer(CREATED, msgspec.json.encode(schedule_json(document, now)))
         crashpoint("schedule.create.before")
         existing = await self._records.documents.create_documents([document], None, answer.row)
@@ -259,20 +285,20 @@ class Schedules:
             reads = {"upload_id": upload_of(template)}
 
         def changed(row: Document) -> Document:
-            before = schedule_of(row)
+            before, now = schedule_of(row), self._clock.now()
             if stored is not None and before.job != stored:
                 raise _contended()
             after = msgspec.structs.replace(before, **fields, **keep)
             check_cron(after.cron, after.timezone)
             _check_changed_only(template_of(bytes(after.job)), after.changed_only)
             # The scheduler finds out whether there is a job to keep.
-            after = msgspec.structs.replace(after, keep_base_at=self._clock.now() if after.changed_only else None)
+            after = msgspec.structs.replace(after, keep_base_at=now if after.changed_only else None)
             if not {"cron", "timezone", "paused"}.isdisjoint(fields):
-                first = _first(after.cron, after.timezone, self._clock.now())
+                first = _first(after.cron, after.timezone, now)
                 after = msgspec.structs.replace(after, next_fire=first)
             # A fire in progress is completed, whatever changes.
             firing_until = row.due_at if after.firing is not None else None
-            return with_schedule(msgspec.structs.replace(row, **reads), after, firing_until)
+            return with_schedule(msgspec.structs.replace(row, **reads), after, now, firing_until)
 
         return await self._rewrite(tenant, schedule_id, changed)
 
@@ -285,7 +311,7 @@ class Schedules:
             schedule = schedule_of(row)
             if schedule.firing is not None:
                 raise Conflict("The schedule is firing already. Try again when that fire has made its job.")
-            return with_schedule(row, msgspec.structs.replace(schedule, firing=now, is_manual=True), now)
+            return with_schedule(row, msgspec.structs.replace(schedule, firing=now, is_manual=True), now, now)
 
         await self._rewrite(tenant, schedule_id, fired)
         return Fire(now, now, fire_job_id(tenant, schedule_id, now))

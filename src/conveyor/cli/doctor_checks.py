@@ -96,7 +96,7 @@ def _clock(settings: Settings) -> Check:
 
 def _clock_problem(settings: Settings) -> str | None:
     from conveyor.cli.loop import run_async
-    from conveyor.recover.trusted_time import clock_problem
+    from conveyor.coordination.trusted_time import clock_problem
     from conveyor.system import open_system
 
     async def compared() -> str | None:

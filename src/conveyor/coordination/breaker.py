@@ -10,7 +10,7 @@ Workers count attempts only at targets that failed. Of the others they know whic
 (answered_targets.py).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 
 import msgspec
@@ -95,9 +95,18 @@ class _ProbeCounts(msgspec.Struct):
 class Breakers:
     """All breakers, as one worker sees them. Counts stay here until `report`, which the worker calls often."""
 
-    def __init__(self, coordinator: Coordinator, clock: Clock, settings: Settings, holder: str) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        clock: Clock,
+        settings: Settings,
+        holder: str,
+        patience_now: Callable[[], float] | None = None,
+    ) -> None:
+        """How long a target has been down goes by `patience_now`, by the clock without one: tasks fail by it."""
         self._coordinator = coordinator
         self._clock = clock
+        self._patience_now = patience_now or clock.now
         self._settings = settings
         self._holder = holder
         # All states that the coordinator has, and those that are not closed.
@@ -154,7 +163,7 @@ class Breakers:
 
     def age(self, state: BreakerState) -> float:
         """Return for how long the breaker has not been closed."""
-        return self._clock.now() - state.since
+        return self._patience_now() - state.since
 
     def note_answers(self, key: str, count: int = 1) -> None:
         """Note that a target answered below 500."""

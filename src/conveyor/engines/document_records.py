@@ -56,6 +56,6 @@ class DocumentRecords(Protocol):
     ) -> Page[Document]:
         """The tenant's documents of a kind, or those of one of its jobs, in order of id."""
 
-    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
-        """Documents of all tenants whose `due_at` is at or before `by`, soonest first, expired ones included: an owner
-        that set both times finishes its work on them."""
+    async def due_documents(self, kind: str, by: float, limit: int, after: float = 0.0) -> list[Document]:
+        """Documents of all tenants whose `due_at` is at or before `by` and not before `after`, soonest first, expired
+        ones included: an owner that set both times finishes its work on them."""

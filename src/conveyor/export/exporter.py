@@ -102,7 +102,7 @@ class Exporter:
     def _is_unfinished(self, row: Document) -> bool:
         """Expired exports are left to retention."""
         expired = row.expires_at is not None and row.expires_at <= self._clock.now()
-        return not expired and export_of(row).state in _UNFINISHED
+        return not expired and is_waiting(row)
 
     async def _work_leased(self, seen: Document, lease: Lease) -> bool:
         """Work at an export under its lease. False: there was nothing to do."""
@@ -242,6 +242,11 @@ class Exporter:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
+
+
+def is_waiting(row: Document) -> bool:
+    """Whether an export is to be worked at. Raises msgspec.MsgspecError."""
+    return export_of(row).state in _UNFINISHED
 
 
 def _with(row: Document, export: ExportRecord, due_at: float | None) -> Document:

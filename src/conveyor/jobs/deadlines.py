@@ -37,6 +37,14 @@ def deadline_documents(job: Job, since: float | None = None) -> list[Document]:
     ]
 
 
+def with_since(row: Document, now: float) -> Document:
+    """The document of a run whose time counts from now on, for the same time."""
+    deadline = deadline_of(row)
+    left = max(0.0, (row.due_at or now) - deadline.since)
+    body = msgspec.json.encode(msgspec.structs.replace(deadline, since=now))
+    return msgspec.structs.replace(row, body=body, due_at=now + left)
+
+
 def deadline_of(row: Document) -> Deadline:
     """Raises msgspec.MsgspecError."""
     return _decoder.decode(row.body)

@@ -16,6 +16,7 @@ from conveyor.clock import iso_text
 from conveyor.coordination.breaker_states import current_wait
 from conveyor.coordination.fail_open import FailOpen
 from conveyor.coordination.isolation import Isolation
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.engines.queue import run_queues
 from conveyor.engines.records import Document
 from conveyor.engines.step_functions import CallOutcome, StepFunctions
@@ -88,6 +89,8 @@ class Callbacks:
         self._clock = system.clock
         self._settings = system.settings
         self._waiters = waiters
+        # A run is stuck by a time that a jump of the clock does not move: the state machine is told so once.
+        self._deadline_time = TrustedTime(system.records.documents, system.clock, deadlines=True)
         self._isolation = Isolation(self.name, self._clock)
 
     async def tick(self) -> float:
@@ -107,6 +110,7 @@ class Callbacks:
     async def run_once(self) -> CallbackPass:
         kept = CallbackPass()
         workers: dict[RunId, str] | None = None
+        await self._deadline_time.now()
         for _ in range(_PAGES):
             rows = await self._records.documents.due_documents(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
@@ -167,11 +171,12 @@ class Callbacks:
             seen = await self._seen(job, callback)
         now = self._clock.now()
         moved = seen != callback.marks
-        at = now if moved else callback.progress_at
+        # A clock that was ahead may have set it.
+        at = now if moved else min(now, callback.progress_at)
         changed = msgspec.structs.replace(
             callback, marks=seen, progress_at=at, worker=workers.get(callback.run_id, callback.worker)
         )
-        if now - at >= callback.stuck_after and not await self._waits(job, callback):
+        if self._deadline_time.peek() - at >= callback.stuck_after and not await self._waits(job, callback):
             kept.stuck += 1
             since = f"the run has made no progress since {iso_text(at)}"
             log.warning("run of a waiting state machine is stuck", job=callback.job_id, callback=row.id)

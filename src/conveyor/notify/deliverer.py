@@ -79,6 +79,12 @@ class AwsTarget(msgspec.Struct, frozen=True):
     arn: str
 
 
+def longest_pause(settings: Settings) -> float:
+    """For how many seconds a delivery waits at most."""
+    retries = [float(text) * (1 + _JITTER) for text in settings.webhook_retries.split()]
+    return max(*retries, _LONGEST_WAIT, _LONGEST_DEFERRAL, settings.webhook_timeout + _LEASE_MARGIN)
+
+
 class EndpointLane(msgspec.Struct):
     """The deliveries that share a concurrency limit."""
 

@@ -119,6 +119,8 @@ class LaneTools(NamedTuple):
     earlier: EarlierOutcomes | None = None
     # None: no pace is found.
     paces: Paces | None = None
+    # The time by which tasks reach their deadlines; None: the clock's.
+    deadline_now: Callable[[], float] | None = None
 
 
 class Lane(ABC):
@@ -148,6 +150,7 @@ class Lane(ABC):
         self._recorder = tools.recorder
         self._limits = tools.limits
         self._clock = tools.clock
+        self._deadline_now = tools.deadline_now or tools.clock.now
         self._gate = tools.gate
         self._copies = tools.copies
         self._extractor = tools.extractor
@@ -386,7 +389,7 @@ class Lane(ABC):
         options = self.job.options
         if options.task_deadline is None:
             return entries
-        now = self._clock.now()
+        now = self._deadline_now()
         overdue = [entry for entry in entries if too_late(options, entry.ref, now)]
         for entry in overdue:
             self._fail(entry, late(options, None))

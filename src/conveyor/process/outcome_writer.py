@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import structlog
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.coordination.durations import count_durations
 from conveyor.coordination.waits import publish_disk_wait
 from conveyor.engines.coordinator import Coordinator
@@ -358,11 +358,14 @@ def _next_ref(record: RecordedOutcome, now: float) -> TaskRef:
 
 
 def with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
-    """Return the reference with the time when the task's first attempt began, if there was one."""
+    """Return the reference with the time when the task's first attempt began, if there was one. A time that a clock set
+    which was ahead counts from now on."""
     attempted = outcome.spends_attempt or outcome.error is not None or outcome.elapsed > 0
-    if ref.since or not attempted:
+    is_known = 0 < ref.since <= now + CLOCK_SLACK
+    if is_known or not attempted:
         return ref
-    return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))
+    began = outcome.since if 0 < outcome.since <= now + CLOCK_SLACK else int(now - outcome.elapsed)
+    return TaskRef(ref.index, ref.input, ref.attempt, began)
 
 
 def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:

@@ -52,9 +52,12 @@ class Recorder:
         atomic: AtomicFlush | None = None,
         is_busy: Callable[[], bool] = lambda: True,
         on_finished: Callable[[RunId], None] = lambda run_id: None,
+        deadline_now: Callable[[], float] | None = None,
     ) -> None:
+        """Tasks reach their deadlines by `deadline_now`; by the clock without one."""
         self._queue = queue
         self._clock = clock
+        self._deadline_now = deadline_now or clock.now
         self._linger = linger
         self._is_busy = is_busy
         self._writer = OutcomeWriter(
@@ -159,8 +162,8 @@ class Recorder:
 
     def _retry_in_time(self, job: Job, ref: TaskRef, outcome: Outcome, delay: float) -> float | None:
         """Return the delay of the retry. If that is past the task's deadline, fail the outcome and return None."""
-        now = self._clock.now()
-        if not too_late(job.options, with_since(ref, outcome, now), now + delay):
+        begun = with_since(ref, outcome, self._clock.now())
+        if not too_late(job.options, begun, self._deadline_now() + delay):
             return delay
         outcome.status = TaskStatus.FAILED
         outcome.error = late(job.options, outcome.error)

@@ -12,7 +12,7 @@ import asyncio
 
 import msgspec
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.records import Document, Records
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
@@ -155,7 +155,8 @@ class ProgressBook:
         """Begin an attempt: take over the task's document with its state, whichever attempt had it."""
         holder = self._clock.new_id("hold")
         now = self._clock.now()
-        since = ref.since or max(1, int(now))
+        # A clock that was ahead may have set it.
+        since = ref.since if 0 < ref.since <= now + CLOCK_SLACK else max(1, int(now))
         fresh = TaskProgress(job.run.run_id, ref.index, ref.attempt, holder, now, since=since)
         for _ in range(_MAX_TRIES):
             track = await self._take_over(job, fresh)

@@ -18,6 +18,7 @@ from conveyor.coordination.limits import TargetLimits, run_slots
 from conveyor.coordination.paces import Paces
 from conveyor.coordination.ready_marks import owner_of
 from conveyor.coordination.tenant_workers import TenantWorkers
+from conveyor.coordination.trusted_time import CLOCK_LOOK_SECONDS, TrustedTime
 from conveyor.coordination.waits import publish_disk_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_of
@@ -109,6 +110,7 @@ class Worker:
         self._lanes: dict[RunId, Lane] = {}
         load = LoadTally(coordinator, self.name)
         self._breakdowns = BreakdownParts(records.documents, clock, self.name, load)
+        self._deadline_time = TrustedTime(records.documents, clock, deadlines=True)
         self._recorder = Recorder(
             records.documents,
             tasks,
@@ -123,8 +125,9 @@ class Worker:
             atomic_flush,
             self._is_busy,
             self._on_finished,
+            self._deadline_time.peek,
         )
-        self._breakers = Breakers(coordinator, clock, settings, self.name)
+        self._breakers = Breakers(coordinator, clock, settings, self.name, self._deadline_time.peek)
         self._paces = Paces(coordinator, clock, self.name)
         self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
         self._feeder = Feeder(settings, clock, records, tasks, queue, lifecycle, self.request_tick)
@@ -150,7 +153,6 @@ class Worker:
             records.documents, clock, self.name, slots, handlers, settings.allow_private_targets
         )
         announcing = Errand("announce", self._announcement.renew, clock)
-        pacing = Errand("share paces", self._share_paces, clock)
         self._breakdown_errand = Errand("write breakdowns", self._breakdowns.write_due, clock)
         self._errands = [
             self._look_errand,
@@ -158,10 +160,11 @@ class Worker:
             watching,
             beating,
             announcing,
-            pacing,
+            Errand("share paces", self._share_paces, clock),
             Errand("share tenants", self._share_tenants, clock),
             self._breakdown_errand,
             Errand("share load", load.share, clock),
+            Errand("look at the clock", self._look_at_clock, clock),
         ]
         self._recording: asyncio.Task[None] | None = None
         # What looks have changed, for the next tick.
@@ -177,6 +180,8 @@ class Worker:
 
     async def tick(self) -> float:
         if self._recording is None:
+            # Before any task: the clock may have jumped while nothing ran.
+            await self._deadline_time.now()
             self._recording = asyncio.create_task(self._recorder.run())
             self._renewal.start()
             for errand in self._errands:
@@ -411,6 +416,7 @@ class Worker:
             extractor=self._extractor,
             earlier=self._earlier,
             paces=self._paces if limited is job else None,
+            deadline_now=self._deadline_time.peek,
         )
         return executor.lane(job, tools)
 
@@ -456,6 +462,10 @@ class Worker:
             await self._breakers.renew_probes()
             await self._heart.beat([task for lane in self._lanes.values() for task in lane.long_tasks()])
         return self._settings.lease_seconds / 3
+
+    async def _look_at_clock(self) -> float:
+        await self._deadline_time.now()
+        return CLOCK_LOOK_SECONDS
 
     async def _redeliver_lost(self) -> None:
         """Have the queue redeliver messages soon whose fetcher died. Each redelivery counts as a lost start."""

@@ -12,12 +12,13 @@ import msgspec
 import structlog
 
 from conveyor.coordination.isolation import run_all
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.lifecycle import Lifecycle
 from conveyor.notify.callback_monitor import Callbacks
+from conveyor.recover.future_documents import FutureDocuments
 from conveyor.recover.monitored import Monitored
 from conveyor.recover.overdue_runs import Deadlines
 from conveyor.recover.stuck import OnTakeover, Stuck
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.settings import Settings
 from conveyor.system import System
 from conveyor.telemetry import metrics
@@ -74,6 +75,7 @@ def monitor_of(
     stuck = Stuck(records, tasks, queue, clock, system.settings, told)
     trusted = trusted or TrustedTime(records.documents, clock, deadlines=True)
     deadlines = Deadlines(records, tasks, queue, system.coordinator, lifecycle, clock, system.settings, trusted)
+    parts = [*parts, FutureDocuments(records, clock, system.settings).part]
     if system.step_functions is not None:
         parts = [*parts, Callbacks(system, system.step_functions).part]
     return Monitor(stuck, deadlines, system.settings, parts)

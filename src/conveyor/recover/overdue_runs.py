@@ -13,6 +13,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName, recovery_queue
@@ -34,7 +35,6 @@ from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, Job, OutboxEvent, TaskSeed
 from conveyor.recover.monitored import Monitored
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.settings import Settings
 from conveyor.states import ENDED, ReasonCode, RunState
 

@@ -14,6 +14,7 @@ from conveyor.clock import Clock
 from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.isolation import Isolation, run_all
 from conveyor.coordination.parallel import together
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
@@ -23,7 +24,6 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.dead_letters import decode_dead_letter
 from conveyor.jobs.orphans import ORPHANS, note_upload, orphans_of
 from conveyor.model import EXPORT, UPLOADS, Job, RunKey, UploadRecord, export_prefix
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()

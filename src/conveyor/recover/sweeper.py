@@ -18,6 +18,7 @@ from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.isolation import Isolation, run_all
 from conveyor.coordination.ready_runs import RunRestorer
 from conveyor.coordination.revisits import Revisits
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.engines.queue import CONTROL, Depth, Queue, Reveals, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import SettledCounts, Tasks, may_lag, settled_counts
@@ -28,7 +29,6 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
 from conveyor.process.retry import longest_delay
 from conveyor.recover.stalled_runs import StalledRuns
-from conveyor.recover.trusted_time import TrustedTime
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import metrics
 

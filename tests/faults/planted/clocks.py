@@ -2,10 +2,10 @@
 
 import pytest
 
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.engines.queue import QueueName
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.process import feeder
-from conveyor.recover.trusted_time import TrustedTime
 from tests.faults.planted import Planted
 from tests.flow import test_clock_jump, test_clock_set_back
 
@@ -32,6 +32,14 @@ def _one_look_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 async def _forget(self: TrustedTime, wall: float) -> None:
     pass
+
+
+def _peek_at_wall_clock(self: TrustedTime) -> float:
+    return self._clock.now()
+
+
+def _tasks_go_by_the_wall(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TrustedTime, "peek", _peek_at_wall_clock)
 
 
 def _every_start_is_trusted(patch: pytest.MonkeyPatch) -> None:
@@ -63,6 +71,7 @@ def _an_hour_of_the_wall_clock_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = [
+    Planted("tasks reach their deadlines by a jump", _tasks_go_by_the_wall, test_clock_jump.no_task_fails_by_a_jump),
     Planted(
         "a second jump during a restart closes open jobs",
         _an_hour_of_the_wall_clock_is_enough,

@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.cli import doctor_checks
 from conveyor.clock import SystemClock
-from conveyor.recover.trusted_time import TrustedTime
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.support.clocks import ManualClock

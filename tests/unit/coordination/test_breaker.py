@@ -11,6 +11,7 @@ import pytest
 
 from conveyor.coordination.breaker import Breakers, Sign
 from conveyor.coordination.breaker_states import MAX_RUNS, breaker_key, current_wait, list_breakers, reset_breakers
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.coordination.waits import waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import EngineFailed
@@ -542,6 +543,19 @@ class TestGate:
         verdict = gate.check(ref())
         assert isinstance(verdict, TaskError)
         assert verdict.code == "target_down"
+
+    async def test_a_clock_that_jumps_ends_no_patience(self, system: System, clock: ManualClock) -> None:
+        trusted = TrustedTime(system.records.documents, clock, deadlines=True)
+        await trusted.now()
+        one = Breakers(system.coordinator, clock, system.settings, "one", trusted.peek)
+        gate = gate_of(one, make_job(clock, breaker=Breaking(patience=3600)))
+        await opened(one)
+        clock.step(2 * 3600)
+        other = Passing(ref())
+        assert await gate.acquire_probe(other) == 0.0
+        gate.record([other], [failed("timeout")])
+        await one.report()
+        assert isinstance(gate.check(ref()), float), "it is not over"
 
     async def test_the_gateway_and_the_host_are_two(self, system: System, clock: ManualClock) -> None:
         one = breakers(system, clock)

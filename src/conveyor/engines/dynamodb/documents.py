@@ -122,8 +122,9 @@ class DynamoDocuments:
         items = readable(stored[:limit], row_of)
         return Page(items, None if last is None else last["sk"].removeprefix("row#"))
 
-    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
-        stored = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
+    async def due_documents(self, kind: str, by: float, limit: int, after: float = 0.0) -> list[Document]:
+        within = RangeKey("ds").between(after, by)
+        stored = await spread(self._table, "dp", f"Due#{kind}", within, index=DUE, limit=limit)
         return readable(stored, row_of)
 
 

@@ -98,8 +98,9 @@ class SqliteDocuments:
         items = [Document(*each) for each in stored[:limit]]
         return Page(items, items[-1].id if len(stored) > limit else None)
 
-    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
-        stored = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
+    async def due_documents(self, kind: str, by: float, limit: int, after: float = 0.0) -> list[Document]:
+        values = {"kind": kind, "by": by, "limit": limit, "after": after}
+        stored = await self._database.rows(SQL["due_documents"], values)
         return [Document(*each) for each in stored]
 
 

@@ -39,4 +39,4 @@ ORDER BY id LIMIT :limit;
 
 -- name: due_documents
 SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM documents
-WHERE kind = :kind AND due_at <= :by ORDER BY due_at LIMIT :limit;
+WHERE kind = :kind AND due_at >= :after AND due_at <= :by ORDER BY due_at LIMIT :limit;

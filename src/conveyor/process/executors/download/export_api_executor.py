@@ -192,9 +192,13 @@ class ExportDownloadExecutor(LocalExecutor):
 
     async def _wait(self, work: "_ExportAttempt", api_state: str) -> Outcome:
         poll, state = work.export.poll, work.state
-        if self._clock.now() - state.created_at >= poll.timeout:
+        if await self._long.deadline_now() - state.created_at >= poll.timeout:
             raise Failure("export_timeout", f"the export was not ready within {poll.timeout:g} seconds")
-        await work.rest(f"the export is {api_state[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
+        # A clock that was ahead may have set it.
+        created_at = min(state.created_at, self._clock.now())
+        await work.rest(
+            f"the export is {api_state[:_SHOWN]!r}", polls=state.polls + 1, failures=0, created_at=created_at
+        )
         pace = Backoff(poll.first, poll.rate, poll.cap, jitter=False)
         delay = backoff_delay(pace, state.polls + 1, 0.0, None)
         return Outcome(TaskStatus.PENDING, work.http_status, retry_after=delay, spends_attempt=False)

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.trusted_time import TrustedTime
 from conveyor.egress import descriptors
 from conveyor.egress.failures import Failure, failure_of
 from conveyor.egress.robots import RobotsUnavailable
@@ -53,6 +54,7 @@ class LongTasks:
         self._clock = clock
         self._blobs = blobs
         self._book = ProgressBook(records, clock, settings)
+        self._deadline_time = TrustedTime(records.documents, clock, deadlines=True)
 
     async def attempt(self, job: Job, ref: TaskRef, step: Step, gateway: int = 0) -> Outcome:
         """Take over the progress document, run the step, and return the outcome. Raises Superseded."""
@@ -63,7 +65,7 @@ class LongTasks:
             plan = self.exchange.plan(job, gateway)
             gateway_codes = plan.route.gateway_codes
             track = await self._book.begin(job, ref)
-            if too_late(job.options, msgspec.structs.replace(ref, since=track.since), self._clock.now()):
+            if too_late(job.options, msgspec.structs.replace(ref, since=track.since), await self.deadline_now()):
                 outcome = Outcome(TaskStatus.FAILED, error=late(job.options, None))
                 await _rest(track)
             else:
@@ -79,6 +81,10 @@ class LongTasks:
         outcome.elapsed = self._clock.monotonic() - started
         outcome.since = 0 if track is None else track.since
         return outcome
+
+    async def deadline_now(self) -> float:
+        """The time by which tasks fail."""
+        return await self._deadline_time.now()
 
     async def take(
         self,

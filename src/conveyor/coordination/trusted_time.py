@@ -1,7 +1,7 @@
-"""TrustedTime: the time by which retention purges and runs reach their deadlines. A wall clock that jumps forward makes
-everything look expired, and what is purged or failed does not come back when the clock is right again. So a jump counts
-only after the clock has run on evenly for an hour. Until then trusted time goes on without the jump, and only what
-expired by it is purged or failed.
+"""TrustedTime: the time by which retention purges, and runs and tasks reach their deadlines. A wall clock that jumps
+forward makes everything look expired, and what is purged or failed does not come back when the clock is right again. So
+a jump counts only after the clock has run on evenly for an hour. Until then trusted time goes on without the jump, and
+only what expired by it is purged or failed.
 
 The last trusted time is a document, so that a process that starts after the jump sees it, too.
 """
@@ -30,6 +30,8 @@ _GAP = 86_400.0
 _DEADLINE_GAP = 1800.0
 # How long the clock must run on evenly after a jump.
 _HOLD = 3600.0
+# How often to look at the clock, in seconds, for a process that otherwise might not.
+CLOCK_LOOK_SECONDS = 30.0
 _WRITE_EVERY = 600.0
 _WRITE_WHILE_AHEAD = 60.0
 
@@ -75,6 +77,15 @@ class TrustedTime:
         """The trusted time. It is never ahead of the wall clock."""
         async with self._asking:
             return await self._look()
+
+    def peek(self) -> float:
+        """The trusted time as far as this process knows, without a call of the store: a jump that nobody has looked at
+        yet does not count either. The wall clock before the first look."""
+        wall = self._clock.now()
+        if self._wall is None:
+            return wall
+        jump = wall - self._wall - (self._clock.monotonic() - self._looked_at)
+        return wall - self._ahead - (jump if jump > self._least_jump else 0.0)
 
     async def _look(self) -> float:
         wall, monotonic = self._clock.now(), self._clock.monotonic()
