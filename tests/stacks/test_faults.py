@@ -37,7 +37,7 @@ from tests.support.clocks import ManualClock
 from tests.support.places import quick_place
 
 CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "8"))
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 _STEP = 0.005
 _RATE = 4.0
