@@ -61,7 +61,7 @@ class ProductSite:
 
     def _answer(self, head: str) -> bytes:
         first, *lines = head.split("\r\n")
-        number = int(first.split()[1].rpartition("/")[2])
+        number = int(first.split()[1].partition("?")[0].rpartition("/")[2])
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         self.requests[number] += 1
         etag = f'"{number}-{self.versions[number]}"'

@@ -2,6 +2,7 @@
 rollback; a row of figures for each stack."""
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def main() -> None:
             figures = SCENARIOS[engine](place / engine, old, new, options.seconds)
             shown = [str(figures.get(column, "")) for column in _COLUMNS]
             print("|", " | ".join((engine, version_name(options.earlier), *shown)), "|", flush=True)
+            print(f"{engine}: {figures['kinds']}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

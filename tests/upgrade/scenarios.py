@@ -10,17 +10,22 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.servers.aws import CREDENTIALS
-from tests.upgrade.servers import Load, Passes, conveyor, server
-from tests.upgrade.versions import skips_newer_rows
+from tests.upgrade.load import Load, shop
+from tests.upgrade.servers import Passes, conveyor, server
 
 # Tasks of a job.
 _TASKS, _TASKS_ON_AWS = 60, 20
 
 
-def on_sqlite(place: Path, old: Path, new: Path, seconds: float) -> dict[str, int]:
-    load = Load(_TASKS, skips_newer_rows(old))
+def on_sqlite(place: Path, old: Path, new: Path, seconds: float) -> dict[str, Any]:
+    with shop() as site:
+        return _on_sqlite(place, old, new, seconds, Load(site, _TASKS, old, new))
+
+
+def _on_sqlite(place: Path, old: Path, new: Path, seconds: float, load: Load) -> dict[str, Any]:
     figures = {}
     before, after = server(place, old, {}), server(place, new, {})
     before.start()
@@ -43,10 +48,10 @@ def on_sqlite(place: Path, old: Path, new: Path, seconds: float) -> dict[str, in
     figures["checked by later"] = load.check_by_later(after)
     after.stop()
     conveyor(new, {}, "verify", "--data", str(after.data))
-    return {**figures, "newer": len(load.newer)}
+    return {**figures, "newer": len(load.newer), "kinds": load.kinds}
 
 
-def on_postgres(place: Path, old: Path, new: Path, seconds: float) -> dict[str, int]:
+def on_postgres(place: Path, old: Path, new: Path, seconds: float) -> dict[str, Any]:
     from tests.servers import postgres, redis, s3
 
     asyncio.run(_make_bucket(place))
@@ -58,10 +63,11 @@ def on_postgres(place: Path, old: Path, new: Path, seconds: float) -> dict[str, 
         "CONVEYOR_COORDINATOR": f"{redis.redis().url}?prefix=upgrade",
         "CONVEYOR_BLOBS": s3.url_of(place),
     }
-    return _on_shared(place, old, new, seconds, settings, _TASKS)
+    with shop() as site:
+        return _on_shared(place, old, new, seconds, settings, Load(site, _TASKS, old, new))
 
 
-def on_aws(place: Path, old: Path, new: Path, seconds: float) -> dict[str, int]:
+def on_aws(place: Path, old: Path, new: Path, seconds: float) -> dict[str, Any]:
     from tests.servers import dynamodb, redis, s3, sqs
 
     settings = {
@@ -71,14 +77,14 @@ def on_aws(place: Path, old: Path, new: Path, seconds: float) -> dict[str, int]:
         "CONVEYOR_COORDINATOR": f"{redis.redis().url}?prefix=upgrade-aws",
         "CONVEYOR_BLOBS": s3.url_of(place),
     }
-    return _on_shared(place, old, new, seconds, settings, _TASKS_ON_AWS)
+    with shop() as site:
+        return _on_shared(place, old, new, seconds, settings, Load(site, _TASKS_ON_AWS, old, new))
 
 
 def _on_shared(
-    place: Path, old: Path, new: Path, seconds: float, engines: dict[str, str], tasks: int
-) -> dict[str, int]:
+    place: Path, old: Path, new: Path, seconds: float, engines: dict[str, str], load: Load
+) -> dict[str, Any]:
     settings = {**CREDENTIALS, "CONVEYOR_SIGNING_KEY": "s" * 32, **engines}
-    load = Load(tasks, skips_newer_rows(old))
     figures = {}
     conveyor(old, settings, "migrate")
     before, after = server(place / "before", old, settings), server(place / "after", new, settings)
@@ -106,7 +112,7 @@ def _on_shared(
     figures["checked by later"] = load.check_by_later(after)
     after.stop()
     conveyor(new, settings, "verify", "--share", "1", "--data", str(after.data))
-    return {**figures, "newer": len(load.newer), "passes of the earlier monitor": monitor.number}
+    return {**figures, "newer": len(load.newer), "kinds": load.kinds, "passes of the earlier monitor": monitor.number}
 
 
 async def _make_bucket(place: Path) -> None:
@@ -117,7 +123,7 @@ async def _make_bucket(place: Path) -> None:
         pass
 
 
-SCENARIOS: dict[str, Callable[[Path, Path, Path, float], dict[str, int]]] = {
+SCENARIOS: dict[str, Callable[[Path, Path, Path, float], dict[str, Any]]] = {
     "sqlite": on_sqlite,
     "postgres": on_postgres,
     "aws": on_aws,

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # A value of an option that only the later version knows.
+NEWER_VALUE = "TRIAL"
 NEWER_OPTION = {"on_exhausted": "trial"}
 
 _SQLITE = "ALTER TABLE jobs ADD COLUMN upgrade_trial TEXT; CREATE TABLE upgrade_trial (id INTEGER PRIMARY KEY)"
