@@ -24,7 +24,7 @@ export async function fleetPage(root, signal) {
   const calm = h("div");
   const idle = h("div");
   const long = h("section", { class: "card", hidden: true });
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "lanes");
   const breakers = table(
     "Breakers",
     /** @type {import("../parts/table.js").Column<Breaker>[]} */ ([

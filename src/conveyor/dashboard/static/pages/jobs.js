@@ -44,7 +44,7 @@ export async function jobsPage(root, signal) {
   const none = h("div");
   const summary = h("p", { class: "muted" });
   const read = h("p", { class: "muted", role: "status" });
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "jobs");
   const filters = jobFilters(signal, (kind) => {
     pages.reset();
     remember({ ...filters.values(), cursor: null, page: null }, kind);

@@ -61,7 +61,7 @@ async function drawKeys(root, signal, until, redraw) {
   const none = h("div");
   const summary = h("p", { class: "muted" }, "This page closes ", moment(until));
   const tenant = text("tenant", { type: "search", placeholder: "all tenants", on: { change: () => attempt(reload) } });
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "keys");
   const { node: list, rows } = table(
     "Keys",
     /** @type {import("../parts/table.js").Column<Key>[]} */ ([
@@ -90,7 +90,7 @@ async function drawKeys(root, signal, until, redraw) {
     (each) => each.key_id,
     "keys",
   );
-  const tenantPages = pager(() => load());
+  const tenantPages = pager(() => load(), "tenants", false);
   const { node: tenants, rows: tenantRows } = table(
     "Tenants",
     /** @type {import("../parts/table.js").Column<Tenant>[]} */ ([

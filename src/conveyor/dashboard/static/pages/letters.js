@@ -21,7 +21,7 @@ export async function lettersPage(root, signal) {
   /** @type {Set<string>} */
   const picked = new Set();
   const none = h("div");
-  const pages = pager(() => (picked.clear(), load()));
+  const pages = pager(() => (picked.clear(), load()), "dead letters");
   const filter = (/** @type {string} */ id, /** @type {string} */ name, /** @type {string} */ placeholder) =>
     h("input", {
       id,

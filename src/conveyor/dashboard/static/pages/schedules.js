@@ -20,7 +20,7 @@ const HIDDEN = "[hidden]";
 export async function schedulesPage(root, signal, scheduleId) {
   if (scheduleId) return schedulePage(root, signal, scheduleId);
   const none = h("div");
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "schedules");
   const { node: list, rows } = table(
     "Schedules",
     /** @type {import("../parts/table.js").Column<Schedule>[]} */ ([

@@ -90,7 +90,7 @@ export async function webhooksPage(root, signal, webhookId) {
 function deliveriesCard(webhookId, signal) {
   const none = h("div");
   const tiles = h("dl", { class: "tiles" });
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "deliveries");
   const deliveries = deliveriesTable(signal, () => load());
   const load = async () => {
     const path = `/v1/webhooks/${webhookId}`;

@@ -11,7 +11,7 @@ const PAGE = 25;
 
 /** @param {string} jobId @param {AbortSignal} signal */
 export function invalidCard(jobId, signal) {
-  const pages = pager(() => load(), false);
+  const pages = pager(() => load(), "invalid lines", false);
   const { node: list, rows } = table(
     "Invalid lines",
     /** @type {import("./table.js").Column<InvalidLine>[]} */ ([

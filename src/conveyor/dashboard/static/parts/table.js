@@ -89,9 +89,10 @@ function inOrder(items, by, direction) {
  * A pager for cursors: it remembers the cursors of earlier pages. The cursor and the number of the page are in the
  * address; if a link led to this page, the cursor before it is unknown, and Previous leads to the first one.
  * @param {() => Promise<void>} turn called to load another page
- * @param {boolean} [inAddress] only one pager of a page can be
+ * @param {string} of what is on the pages: a screen may have several pagers
+ * @param {boolean} [inAddress] only one pager of a screen can be
  */
-export function pager(turn, inAddress = true) {
+export function pager(turn, of, inAddress = true) {
   /** @type {(string | null | undefined)[]} */
   let cursors = inAddress ? fromAddress() : [null];
   /** @type {string | null} */
@@ -110,7 +111,7 @@ export function pager(turn, inAddress = true) {
   const on = h("button", { type: "button", class: "quiet", on: { click: go(() => cursors.push(next)) } }, "Next");
   const where = h("span", { class: "muted" });
   return {
-    node: h("nav", { class: "pager", "aria-label": "Pages" }, back, where, on),
+    node: h("nav", { class: "pager", "aria-label": `Pages of ${of}`, hidden: true }, back, where, on),
     get cursor() {
       return cursors[cursors.length - 1] ?? null;
     },

@@ -45,7 +45,7 @@ export function tasksCard(jobId, kind, signal, rerun) {
   const said = h("p", { class: "muted", role: "status" });
   const none = h("div");
   const heading = h("h2", { id: "tasks", tabindex: "-1" }, "Tasks");
-  const pages = pager(() => load());
+  const pages = pager(() => load(), "tasks");
   const order = h("p", { class: "muted order" });
   /** Indexes of the selected tasks. @type {Set<number>} */
   const selected = new Set();
