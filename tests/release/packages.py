@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.release.bom import bill_of_materials, locked
+from tests.release.changelog import check_changelog
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
@@ -50,10 +50,7 @@ def check(wheel: Path, sdist: Path) -> None:
     top = f"conveyor_jobs-{version}"
     assert f"{top}/LICENSE" in contained, "the sdist lacks LICENSE"
     assert {f"{top}/src/{name}" for name in source} <= contained
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert re.search(rf"^## \[(Unreleased|{re.escape(version)})\]", changelog, re.MULTILINE), (
-        "the changelog lacks the version"
-    )
+    check_changelog((ROOT / "CHANGELOG.md").read_text(), version)
 
 
 def _is_source(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m tests.upgrade --earlier COMMIT`: the version before beside and after the next one, under load, then a
+"""`python -m tests.upgrade`: the last release, or another version, beside and after the next one, under load, then a
 rollback; a row of figures for each stack."""
 
 import argparse
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.upgrade.scenarios import SCENARIOS
-from tests.upgrade.versions import earlier, later, version_name
+from tests.upgrade.versions import RELEASES, earlier, later, version_name
 
 # Jobs that were accepted before the upgrade, while the later version runs (alone on SQLite, beside the earlier one
 # elsewhere), and after the rollback; jobs that each version found whole, of which `newer` have an option that the
@@ -20,7 +20,9 @@ _COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.upgrade", description=__doc__)
-    parser.add_argument("--earlier", required=True, help="The version before: a commit, a tag, or a wheel.")
+    parser.add_argument(
+        "--earlier", default=[*RELEASES][-1], help="The version before: a release, a commit, or a wheel."
+    )
     parser.add_argument("--engine", choices=sorted(SCENARIOS), action="append", help="Default: all.")
     parser.add_argument("--seconds", type=float, default=10.0, help="How long each phase takes.")
     options = parser.parse_args()

@@ -10,6 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+# By commit: a clone need not have the tags.
+RELEASES = {"v0.1.0": "effbd01ab587f936549e0f732ccce36ec9b2fe08"}
+
 # A value of an option that only the later version knows.
 NEWER_VALUE = "TRIAL"
 NEWER_OPTION = {"on_exhausted": "trial"}
@@ -33,7 +36,9 @@ _CHANGES = {
 
 
 def version_name(given: str) -> str:
-    """A short name of a wheel or a commit."""
+    """A short name of a release, a wheel or a commit."""
+    if given in RELEASES:
+        return given
     return Path(given).name if _is_wheel(given) else _commit_of(given)[:7]
 
 
@@ -72,7 +77,7 @@ def _is_wheel(given: str) -> bool:
 
 
 def _commit_of(name: str) -> str:
-    command = ["git", "rev-parse", "--verify", f"{name}^{{commit}}"]
+    command = ["git", "rev-parse", "--verify", f"{RELEASES.get(name, name)}^{{commit}}"]
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
