@@ -67,6 +67,9 @@ def test_schedules(up: Cli, site: str) -> None:
     assert up("schedules", "delete", shop["id"]).returncode == 0
     assert "paused" in up("schedules", "list").stdout
     assert "daily" in up("schedules", "show", schedule_id).stdout
+    job_id = up("schedules", "run", schedule_id).stdout.strip()
+    wait_for(lambda: [each["state"] for each in up.json("jobs") if each["id"] == job_id] == ["completed"])
+    assert f"{job_id}  completed, 2 succeeded\n" in up("schedules", "show", schedule_id).stdout
     assert "is paused" in up("schedules", "pause", schedule_id).stdout
     assert up("schedules", "resume", schedule_id).stdout.count("next") == 5
     assert up("schedules", "delete", schedule_id).returncode == 0

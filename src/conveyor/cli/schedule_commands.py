@@ -185,7 +185,7 @@ def create(
 
 @app.command()
 def show(schedule: Scheduled, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Show a schedule: its next fires, and the jobs of its last fires."""
+    """Show a schedule: its next fires, and the jobs of its last fires with their outcomes."""
     from conveyor.cli import formatting as text
     from conveyor.cli.connection import connect
     from conveyor.client import path_of
@@ -201,7 +201,7 @@ def show(schedule: Scheduled, as_json: AsJson = False, url: Server = None, data:
     print(f"  {shown['cron_text']}")
     for fire in shown["fires"]:
         more = f" (for {fire['coalesced']:,} missed fires too)" if fire["coalesced"] else ""
-        print(f"  fired  {text.moment(fire['at'])}  {fire['job_id'] or printable(fire['error'])}{more}")
+        print(f"  fired  {text.moment(fire['at'])}  {fire['job_id'] or printable(fire['error'])}{_outcome(fire)}{more}")
     _print_fires(shown)
 
 
@@ -268,6 +268,17 @@ def _print_fires(schedule: dict[str, Any]) -> None:
 
     for at in schedule["next_fires"]:
         print(f"  next   {text.moment(at)}")
+
+
+def _outcome(fire: dict[str, Any]) -> str:
+    """What the job of a fire has come to; nothing for one that does not exist yet, or no more."""
+    outcome = fire["outcome"]
+    if outcome is None:
+        return ""
+    counts = outcome["counts"]
+    parts = [f"{counts[name]:,} {name}" for name in ("succeeded", "failed", "cancelled") if counts[name]]
+    left = outcome["total"] - sum(counts[name] for name in ("succeeded", "failed", "cancelled"))
+    return "  " + ", ".join([outcome["state"], *parts, *([f"{left:,} not finished"] if left > 0 else [])])
 
 
 def _row(schedule: dict[str, Any]) -> list[object]:
