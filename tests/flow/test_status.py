@@ -144,6 +144,19 @@ class TestTaskTime:
         assert done["task_time"] == {"p50": pytest.approx(0.25, rel=0.06), "p95": pytest.approx(0.25, rel=0.06)}
         assert done["top_errors"] == [{"code": "timeout", "count": 50}]
 
+    async def test_it_is_of_all_attempts_once_the_coordinator_has_forgotten(
+        self, server: Api, clock: JumpingClock
+    ) -> None:
+        """After a restart, and after a day."""
+        async with working(server.system, Flaky(lambda job, index: "timeout")):
+            job_id = await submit(server, 50, attempts=2, backoff={"base": 0.1})
+            await ended(server, job_id)
+        clock.advance(100_000.0)
+        job = await job_of(server, job_id)
+        assert await task_time(server.system.coordinator, job.run.run_id) is None
+        shown = (await status(server, job_id))["task_time"]
+        assert shown == {"p50": pytest.approx(0.25, rel=0.06), "p95": pytest.approx(0.25, rel=0.06)}
+
 
 class TestShared:
     """Readers of the same moment share what one of them found."""

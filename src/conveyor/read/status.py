@@ -21,6 +21,7 @@ from conveyor.errors import TasksElsewhere
 from conveyor.jobs.job_counts import JobCounts, job_counts, run_counts
 from conveyor.jobs.secrets import shown_options
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
+from conveyor.read.breakdown_views import read_breakdown, total_tally
 from conveyor.read.results import iso_time
 from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.read.transfers import Transfers, transfers
@@ -122,9 +123,21 @@ async def refresh_status(records: Records, tasks: Tasks, coordinator: Coordinato
     current, older = await asyncio.gather(
         _read_live(records, tasks, coordinator, clock, job), _older_runs(records, tasks, job)
     )
-    live = msgspec.structs.replace(current, older=older)
+    time = current.time or await _kept_time(records, tasks, coordinator, job, current.counts)
+    live = msgspec.structs.replace(current, older=older, time=time)
     await coordinator.cache(_status_key(job), msgspec.json.encode(live), _OLDEST)
     return live
+
+
+async def _kept_time(
+    records: Records, tasks: Tasks, coordinator: Coordinator, job: Job, counts: Counts
+) -> TaskTime | None:
+    """The latency of all attempts, where the coordinator has forgotten that of the last ones."""
+    if counts.succeeded + counts.failed == 0:
+        return None
+    tally = total_tally((await read_breakdown(records, tasks, coordinator, job, job.run)).breakdown)
+    p50, p95 = tally.percentile(0.5), tally.percentile(0.95)
+    return None if p50 is None or p95 is None else TaskTime(p50, p95)
 
 
 async def _cached_live(coordinator: Coordinator, job: Job) -> Live | None:
