@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.browsing import Open, confirm, usable
+from tests.dashboard.browsing import Open, button, confirm, heading, usable
 from tests.dashboard.world import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -171,6 +171,43 @@ def test_tables_are_sorted_by_their_columns(here: World, visit: Open) -> None:
     expect(letters.get_by_role("checkbox").first).to_be_checked()
     expect(letters.get_by_role("checkbox").last).not_to_be_checked()
     usable(page)
+
+
+def test_tables_are_sorted_on_a_phone(here: World, visit: Open) -> None:
+    """Their rows are cards there, without a head over columns."""
+    job = here.submit(name="Phone", tasks=[f"{here.site.url}/page/{number}" for number in range(3)])
+    here.ended(job)
+    page = visit(f"#/jobs/{job}", viewport={"width": 390, "height": 844})
+    tasks = page.get_by_role("table", name="Tasks")
+    expect(tasks.locator("tbody tr")).to_have_count(3)
+    sorter = tasks.get_by_role("button", name="Input")
+    sorter.click()
+    sorter.click()
+    expect(tasks.locator("tbody tr").first).to_contain_text("page/2")
+    assert "sort=-Input" in page.url
+    # What the cards leave out sorts nothing.
+    expect(tasks.get_by_role("button", name="Duration")).to_have_count(0)
+    usable(page)
+
+
+def test_the_failed_task_before_is_found_at_any_distance(here: World, visit: Open) -> None:
+    """The large job has a failed task at each multiple of 80."""
+    tasks = {task["index"]: task["task_id"] for task in here.ask("GET", f"/v1/jobs/{here.large}/results")["items"]}
+    page = visit(f"#/jobs/{here.large}/tasks/{tasks[79]}")
+    button(page, "Previous failed").click()
+    expect(heading(page, "Task 0")).to_be_visible()
+    button(page, "Previous failed").click()
+    expect(page.get_by_text("No failed task before this one.")).to_be_visible()
+    kinds = ["fails" if number in (3, 4) else "page" for number in range(2500)]
+    job = here.submit(tasks=[f"{here.site.url}/{kind}/{n}" for n, kind in enumerate(kinds)], attempts=1, concurrency=50)
+    here.ended(job)
+    last = here.ask("GET", f"/v1/jobs/{job}/results?cursor=ix:2498")["items"][0]["task_id"]
+    page = visit(f"#/jobs/{job}/tasks/{last}")
+    for index in (4, 3):
+        button(page, "Previous failed").click()
+        expect(heading(page, f"Task {index}")).to_be_visible()
+    button(page, "Next failed").click()
+    expect(heading(page, "Task 4")).to_be_visible()
 
 
 def test_the_fleet_draws_its_load(here: World, visit: Open) -> None:

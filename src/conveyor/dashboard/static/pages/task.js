@@ -17,8 +17,10 @@ import { trail } from "../parts/trail.js";
 
 const PREVIEW_BYTES = 64 * 1024;
 
-// Pages that a look for the next failed task reads.
+// Pages that a look for a failed task reads at most, one after the other.
 const MAX_READS = 20;
+// Tasks that the first look for the failed one before reads.
+const NEAR = 100;
 
 /** @type {import("../main.js").Page} */
 export async function taskPage(root, signal, jobId, taskId) {
@@ -162,20 +164,57 @@ function factsOf(task, failed, kind) {
  * @param {AbortSignal} signal
  */
 async function failedBeside(jobId, task, step, signal) {
-  const query = { status: "failed", run: address().state.get("run"), limit: step > 0 ? 2 : 1000 };
-  // Before it: the last of the page that ends here, which begins at most a page earlier.
-  const from = step > 0 ? task.index : Math.max(task.index - 1001, 0);
-  const cursors = step < 0 && task.index <= 1001 ? [null] : [`ix:${from}`, null];
-  for (const cursor of cursors) {
-    const page = await pageWithItems(`/v1/jobs/${jobId}/results`, query, cursor, signal);
-    if (page === null) continue;
-    const beside = page.items
-      .filter((/** @type {Task} */ each) => (step > 0 ? each.index > task.index : each.index < task.index))
-      .sort((/** @type {Task} */ a, /** @type {Task} */ b) => step * (a.index - b.index));
-    if (beside.length) return beside[0];
-    if (cursor !== null && step > 0) return null;
+  const query = { status: "failed", run: address().state.get("run") };
+  const read = (/** @type {string | null} */ cursor, /** @type {number} */ limit, end = Infinity) =>
+    pageWithItems(`/v1/jobs/${jobId}/results`, { ...query, limit }, cursor, end, signal);
+  const inOrder = await (step > 0 ? firstAfter(task.index, read) : lastBefore(task.index, read));
+  if (inOrder !== undefined) return inOrder;
+  const page = await read(null, 1000);
+  return (page?.items ?? [])
+    .filter((/** @type {Task} */ each) => (step > 0 ? each.index > task.index : each.index < task.index))
+    .sort((/** @type {Task} */ a, /** @type {Task} */ b) => step * (a.index - b.index))[0] ?? null;
+}
+
+/**
+ * Reads the first failed tasks after a cursor, as far as one index; null without list order.
+ * @typedef {(cursor: string | null, limit: number, end?: number) => Promise<{items: Task[], order: string} | null>} Read
+ */
+
+/** @param {number} index @param {Read} read @returns {Promise<Task | null | undefined>} undefined without list order */
+async function firstAfter(index, read) {
+  const page = await read(`ix:${index}`, 1);
+  return page === null ? undefined : (page.items[0] ?? null);
+}
+
+/**
+ * Listings go forward only: ever larger steps back find a stretch that has a failed task, halves of it the last one.
+ * @param {number} index
+ * @param {Read} read
+ * @returns {Promise<Task | null | undefined>} undefined without list order
+ */
+async function lastBefore(index, read) {
+  /** The first failed one from `from` on that is before `end`. */
+  const probe = async (/** @type {number} */ from, /** @type {number} */ end) => {
+    const page = await read(from > 0 ? `ix:${from - 1}` : null, 1, end);
+    if (page === null || page.order === "task_id") return undefined;
+    return page.items[0]?.index < end ? page.items[0] : null;
+  };
+  let [from, end] = [index, index];
+  /** @type {Task | null | undefined} */
+  let found = null;
+  for (let back = NEAR; from > 0 && found === null; back *= 2) {
+    end = from;
+    from = Math.max(index - back, 0);
+    found = await probe(from, end);
   }
-  return null;
+  // None is in [end, index), and the found one is in [from, end).
+  while (found && end - found.index > 1) {
+    const middle = Math.ceil((found.index + end) / 2);
+    const later = await probe(middle, end);
+    if (later) found = later;
+    else end = middle;
+  }
+  return found;
 }
 
 /**
@@ -184,14 +223,16 @@ async function failedBeside(jobId, task, step, signal) {
  * @param {string} path
  * @param {Record<string, any>} query
  * @param {string | null} cursor
+ * @param {number} end an index from which on nothing is of interest
  * @param {AbortSignal} signal
  */
-async function pageWithItems(path, query, cursor, signal) {
+async function pageWithItems(path, query, cursor, end, signal) {
   try {
     for (let turn = 0;; turn += 1) {
       const page = await get(path, { ...query, cursor }, signal);
-      if (page.items.length || page.next_cursor === null || turn === MAX_READS) return page;
       cursor = page.next_cursor;
+      const isPast = Number(cursor?.replace("ix:", "")) + 1 >= end;
+      if (page.items.length || cursor === null || isPast || turn === MAX_READS) return page;
     }
   } catch (error) {
     if (error instanceof Problem && error.code === "bad_cursor") return null;
