@@ -633,8 +633,9 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     dead_lettered: bool = False
     # What the job's `extract` made of the body.
     extracted: BodyRef | None = None
-    # As in Outcome, of a slow attempt.
+    # As in Outcome, and the worker, of a slow attempt.
     first_byte: float = 0.0
+    worker: str = ""
 
 
 # The kind of the documents of exports.

@@ -1,6 +1,7 @@
 """What the job page shows of errors, hosts and time: it agrees with its tiles, and a group can be rerun."""
 
 import re
+import socket
 from typing import Any
 
 import pytest
@@ -97,8 +98,40 @@ def test_attempts_are_drawn_with_their_times(here: World, visit: Open) -> None:
     expect(lines.nth(2)).not_to_contain_text("backoff")
     usable(page)
     page = visit(f"#/jobs/{job}/tasks/{tasks[1]}")
-    expect(page.locator(".attempt-line")).to_contain_text(re.compile(r"first byte 1\.\d s · read"))
+    expect(page.locator(".attempt-line")).to_contain_text(re.compile(r"first byte 1\.\d s · read .+ · worker_"))
     usable(page)
+
+
+def test_what_is_attempted_looks_so(here: World, visit: Open) -> None:
+    """Single fetches too, if they are slow; and which worker has them."""
+    job = here.submit(name="Slow pages", tasks=[f"{here.site.url}/slow/{n}" for n in (9001, 9002, 9003)], concurrency=2)
+    listed = f"/v1/jobs/{job}/results"
+    here.wait(lambda: len([task for task in here.ask("GET", listed)["items"] if "running" in task]) == 2)
+    page = visit(f"#/jobs/{job}")
+    rows = page.get_by_role("table", name="Tasks").get_by_role("row")
+    busy = rows.filter(has_text="in progress")
+    expect(busy).to_have_count(2)
+    expect(rows.filter(has_text="pending")).to_have_count(1)
+    expect(page.locator(".tile", has_text="In progress").locator("b")).to_have_text("2")
+    usable(page)
+    busy.first.get_by_role("link").click()
+    expect(page.locator(".attempts")).to_contain_text(re.compile("Attempt 1in progressworker_"))
+    usable(page)
+    expect(page.locator(".attempt-line")).to_contain_text("worker_", timeout=20_000)
+    here.ended(job)
+    assert not [task for task in here.ask("GET", listed)["items"] if "running" in task]
+
+
+def test_an_attempt_that_ended_while_connecting_says_so(here: World, visit: Open) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        job = here.submit(
+            tasks=[f"http://127.0.0.1:{closed.getsockname()[1]}/"], attempts=1, breaker={"enabled": False}
+        )
+        here.ended(job)
+    [task] = here.ask("GET", f"/v1/jobs/{job}/results")["items"]
+    page = visit(f"#/jobs/{job}/tasks/{task['task_id']}")
+    expect(page.locator(".attempt-line")).to_contain_text(re.compile("^connect .+ · worker_"))
 
 
 def test_downloads_say_how_far_they_are(here: World, visit: Open) -> None:

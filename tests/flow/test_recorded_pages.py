@@ -5,12 +5,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from conveyor.engines.queue import Depth, run_queue
 from conveyor.engines.shared_logs import open_shared_logs
 from conveyor.jobs.chunks import decode
-from conveyor.model import Job, JobKind, Outcome, TaskRef
+from conveyor.model import Job, JobKind, Outcome, ResultDetail, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.executors.fetch.frames import OutcomePack, StoredPages, decode_pack
@@ -144,3 +145,15 @@ async def test_pages_are_written_once_though_the_flush_fails(fleet: Fleet, when:
     assert fault.made
     await check(fleet, job)
     assert chunk.left == 0
+
+
+async def test_rows_of_slow_attempts_say_which_worker_made_them(fleet: Fleet) -> None:
+    job = await submit(fleet, 2)
+    pages = stored_pages(fleet, job, [0, 1])
+    pages = msgspec.structs.replace(pages, elapsed=[0.999, 1.0])
+    known = recorded(fleet, job, await leased(fleet, job))
+    slow_pages = RecordedPages(job, known.chunks, known.refs, pages)
+    quick, slow = (msgspec.json.decode(end.detail, type=ResultDetail) for end in slow_pages.ends(1.0, "worker_1"))
+    assert (quick.worker, slow.worker) == ("", "worker_1")
+    assert quick.body is not None
+    assert slow.body is not None

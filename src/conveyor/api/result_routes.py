@@ -28,6 +28,7 @@ from conveyor.api.dependencies import (
 from conveyor.api.response_specs import answers, problems
 from conveyor.api.schemas.task_shapes import ResultsPage, TaskShape
 from conveyor.auth.body_links import body_path, extracted_path
+from conveyor.coordination.in_progress import read_in_progress
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
 from conveyor.export.direct import export_zip
@@ -38,7 +39,7 @@ from conveyor.read.listing import listing_lines, listing_page, order_of
 from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
 from conveyor.read.transfers import progress_json, progress_of
-from conveyor.states import ENDED, TaskStatus
+from conveyor.states import ENDED, WORKABLE, TaskStatus
 from conveyor.system import System
 
 # Signing the links of a long page takes a tenth of a second, so the loop yields in between.
@@ -105,6 +106,11 @@ async def show_task(
     progress = await task_progress(system.records, run, task)
     if task.detail.first_byte > 0:
         shown["first_byte"] = task.detail.first_byte
+    if task.detail.worker:
+        shown["worker"] = task.detail.worker
+    attempted = await _in_progress(system, job, [task])
+    if task.index in attempted:
+        shown |= {"running": True, "worker": attempted[task.index]}
     return answer(shown if progress is None else {**shown, "progress": progress})
 
 
@@ -165,14 +171,29 @@ def _without_extracted(task: Task) -> Task:
 
 
 async def running_tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The JSON of a page of tasks; those that an attempt has now have their progress."""
-    shown, progress = await asyncio.gather(
-        tasks_json(system, job, tasks), progress_of(system.records.documents, system.tasks, job, tasks)
+    """The JSON of a page of tasks; those that an attempt has now say so, and have their progress."""
+    shown, progress, attempted = await asyncio.gather(
+        tasks_json(system, job, tasks),
+        progress_of(system.records.documents, system.tasks, job, tasks),
+        _in_progress(system, job, tasks),
     )
     return [
-        {**task, "progress": progress_json(progress[task["index"]])} if task["index"] in progress else task
+        {
+            **task,
+            **({"progress": progress_json(progress[task["index"]])} if task["index"] in progress else {}),
+            **({"running": True} if task["index"] in attempted or task["index"] in progress else {}),
+        }
         for task in shown
     ]
+
+
+async def _in_progress(system: System, job: Job, tasks: Sequence[Task]) -> dict[int, str]:
+    """The tasks among these that the latest run attempts now, with their workers."""
+    pending = {task.index for task in tasks if task.status is TaskStatus.PENDING}
+    if not pending or job.run.state not in WORKABLE:
+        return {}
+    attempted = await read_in_progress(system.coordinator, job.run.run_id, system.clock.now())
+    return {index: worker for index, worker in attempted.items() if index in pending}
 
 
 async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:

@@ -341,6 +341,10 @@ class Lane(ABC):
             self._targets.retain(lambda entry: not entry.is_lost and self._check_gate(entry) is not False)
         self._waiting.extendleft(reversed(self._paced.drain()))
 
+    def in_progress(self) -> list[int]:
+        """Return the indexes of tasks that are attempted now, as far as attempts take long enough to be looked at."""
+        return []
+
     def long_tasks(self) -> list[LongTask]:
         """Return the long tasks that run now."""
         return []

@@ -71,6 +71,10 @@ class LocalLane(Lane):
                 chunks.append(chunk)
         return chunks
 
+    def in_progress(self) -> list[int]:
+        # Of several in one call only one runs.
+        return [attempt.refs[0].index for attempt in self._watchdog.attempts if len(attempt.refs) == 1]
+
     def long_tasks(self) -> list[LongTask]:
         job = self.job
         if job.kind not in LONG_KINDS:

@@ -31,7 +31,14 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import LONG_KINDS, UNCHANGED, BodyRef, Chunk, Counts, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.breakdown_parts import BreakdownParts
-from conveyor.process.outcomes import detail_json, with_body, with_dead_letter, with_extracted
+from conveyor.process.outcomes import (
+    SLOW_SECONDS,
+    detail_json,
+    with_body,
+    with_dead_letter,
+    with_extracted,
+    with_worker,
+)
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
 from conveyor.states import ENDED, RunState
 from conveyor.telemetry import metrics, traces
@@ -141,14 +148,15 @@ class OutcomeWriter:
     def _flush_of(self, run: RunOutcomes, final: Group, bodies: list[BodyRef | None], now: float) -> RunFlush:
         job = run.job
         retried = [record for record in run.records if record.delay is not None and not record.requeued]
-        ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
+        worker = self._breakdowns.worker
+        ends = [_task_end(record, body, now, worker) for record, body in zip(final, bodies, strict=True)]
         for stored in run.pages:
-            ends += stored.ends(now)
+            ends += stored.ends(now, worker)
         return RunFlush(
             job,
             ends,
             [
-                _event(record, now, self._breakdowns.worker)
+                _event(record, now, worker)
                 for record in run.records
                 if record.outcome.error is not None and not record.noted
             ],
@@ -235,7 +243,8 @@ class OutcomeWriter:
         if final:
             (bodies,) = await self._bodies.keep([(job, [record.outcome for record in final])])
             now = self._clock.now()
-            ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
+            worker = self._breakdowns.worker
+            ends = [_task_end(record, body, now, worker) for record, body in zip(final, bodies, strict=True)]
             dead = [record for record in final if record.is_dead_letter]
             if dead:
                 await write_run_document(self._documents, job, now)
@@ -368,9 +377,11 @@ def with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
     return TaskRef(ref.index, ref.input, ref.attempt, began)
 
 
-def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
+def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float, worker: str) -> TaskEnd:
     outcome = record.outcome
     detail = detail_json(outcome)
+    if outcome.elapsed >= SLOW_SECONDS:
+        detail = with_worker(detail, worker)
     if record.is_dead_letter:
         detail = with_dead_letter(detail)
     return TaskEnd(

@@ -16,8 +16,8 @@ _json = msgspec.json.encode
 # Bytes of JSON. A longer detail keeps the headers that fit into their share, in order.
 _MAX_DETAIL = 64 * 1024
 _MAX_HEADERS = 32 * 1024
-# From so many seconds on, a row says how long the first byte took.
-_SLOW = 1.0
+# From so many seconds on, a row says how long the first byte took, and which worker made the attempt.
+SLOW_SECONDS = 1.0
 # Characters.
 _MAX_TEXT = 4000
 _MAX_CONTENT_TYPE = 1000
@@ -34,7 +34,7 @@ def detail_json(outcome: Outcome) -> str:
         headers=outcome.headers,
         # Microseconds. `round` would take longer than the encoder.
         elapsed=int(outcome.elapsed * 1e6 + 0.5) / 1e6,
-        first_byte=round(outcome.first_byte, 3) if outcome.elapsed >= _SLOW else 0.0,
+        first_byte=round(outcome.first_byte, 3) if outcome.elapsed >= SLOW_SECONDS else 0.0,
     )
     text = _json(detail)
     return (text if len(text) <= _MAX_DETAIL else _json(_shortened(detail))).decode()
@@ -62,6 +62,12 @@ def with_dead_letter(detail: str) -> str:
     """Mark an encoded detail as that of a dead-lettered task."""
     comma = "" if detail == "{}" else ","
     return f'{detail[:-1]}{comma}"dead_lettered":true}}'
+
+
+def with_worker(detail: str, worker: str) -> str:
+    """Add the worker to an encoded detail."""
+    comma = "" if detail == "{}" else ","
+    return f'{detail[:-1]}{comma}"worker":{_json(worker).decode()}}}'
 
 
 def with_error(detail: str, error: TaskError) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from conveyor.engines.queue import QueueName
 from conveyor.model import Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.executors.fetch.frames import StoredPages
+from conveyor.process.outcomes import SLOW_SECONDS, with_worker
 from conveyor.states import TaskStatus
 
 
@@ -94,14 +95,17 @@ class RecordedPages:
     def __len__(self) -> int:
         return len(self.refs)
 
-    def ends(self, now: float) -> list[TaskEnd]:
+    def ends(self, now: float, worker: str) -> list[TaskEnd]:
         """What is written to the rows."""
         pages, refs = self.pages, self.refs
         indexes, attempts = [ref.index for ref in refs], [ref.attempt for ref in refs]
-        succeeded, no_error = repeat(TaskStatus.SUCCEEDED), repeat(None)
-        return list(
-            map(TaskEnd, indexes, succeeded, attempts, pages.http_statuses, no_error, pages.details, repeat(now))
-        )
+        succeeded, no_error, details = repeat(TaskStatus.SUCCEEDED), repeat(None), pages.details
+        if max(pages.elapsed, default=0.0) >= SLOW_SECONDS:
+            details = [
+                with_worker(detail, worker) if seconds >= SLOW_SECONDS else detail
+                for detail, seconds in zip(details, pages.elapsed, strict=True)
+            ]
+        return list(map(TaskEnd, indexes, succeeded, attempts, pages.http_statuses, no_error, details, repeat(now)))
 
     def outcomes(self) -> list[RecordedOutcome]:
         """The same, one by one."""

@@ -43,6 +43,7 @@ from conveyor.process.extraction import Extractor
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
+from conveyor.process.in_progress_sharing import InProgressSharing
 from conveyor.process.lane import Lane, LaneTools
 from conveyor.process.lease_renewal import LeaseRenewal, by_queue
 from conveyor.process.load_tally import LoadTally
@@ -162,6 +163,9 @@ class Worker:
             announcing,
             Errand("share paces", self._share_paces, clock),
             Errand("share tenants", self._share_tenants, clock),
+            Errand(
+                "share tasks in progress", InProgressSharing(coordinator, clock, self.name, self._lanes).share, clock
+            ),
             self._breakdown_errand,
             Errand("share load", load.share, clock),
             Errand("look at the clock", self._look_at_clock, clock),

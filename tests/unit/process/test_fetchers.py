@@ -373,3 +373,17 @@ def _check(bench: Bench, lines: list[FakeLane]) -> None:
             lane = child._lanes[number]
             assert share.owed == len(lane.waiting) + len(lane.running)
             assert share.width == lane.width or share.owed <= min(share.width, lane.width)
+
+
+async def test_what_is_attempted_is_what_was_sent_first() -> None:
+    """A fetcher gets more than it attempts."""
+    async with at_work(1) as bench:
+        line, other = FakeLane(bench.fetchers, bench.clock, 40), FakeLane(bench.fetchers, bench.clock, 40)
+        line.set_width(4)
+        other.set_width(2)
+        await idle()
+        assert (bench.fetchers.in_progress(line), bench.fetchers.in_progress(other)) == ([0, 1, 2, 3], [0, 1])
+        bench.launcher.end(3)
+        await idle()
+        assert sorted(line.done + other.done) == [0, 1, 2]
+        assert (bench.fetchers.in_progress(line), bench.fetchers.in_progress(other)) == ([3, 4, 5, 6], [0, 1])

@@ -49,6 +49,11 @@ class TaskShape(Shape, frozen=True):
     # Only for a single task whose last attempt took a second or more: seconds until the head of the response had
     # arrived.
     first_byte: float | msgspec.UnsetType = msgspec.UNSET
+    # Only for a single task: the worker that attempts it now, or, of a last attempt that took a second or more, the one
+    # that made it.
+    worker: str | msgspec.UnsetType = msgspec.UNSET
+    # Only for a task that has been attempted for a second or more now. It may be some seconds old.
+    running: bool | msgspec.UnsetType = msgspec.UNSET
     # Only for a task that is running and has reported progress; of a single one also while it waits to resume.
     progress: ProgressShape | msgspec.UnsetType = msgspec.UNSET
 

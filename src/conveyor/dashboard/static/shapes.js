@@ -119,6 +119,8 @@
  * @property {number | null} elapsed
  * @property {string | null} finished_at
  * @property {number} [first_byte]
+ * @property {string} [worker] that attempts it, or made its last attempt, if that was slow
+ * @property {boolean} [running] whether an attempt has it now
  * @property {unknown} extracted null if it is too long, too
  * @property {string | null} extracted_url
  * @property {Progressed & {note: string | null}} [progress]

@@ -15,9 +15,13 @@ const FAILURES = new Set(["task.retried", "task.failed", "task.dead_lettered"]);
 export const isFailure = ({ event }) => FAILURES.has(event);
 
 /**
- * Seconds of the parts of an attempt, as far as they are known. Times are in milliseconds.
- * @typedef {{began: number, end: number, wait: number | null, first: number | null, rest: number, backoff: number | null}} Timing
+ * Seconds of the parts of an attempt, as far as they are known. Times are in milliseconds. `rest` is what followed the
+ * first byte, or all of it; of an attempt that ended without a connection, it is the connecting.
+ * @typedef {{began: number, end: number, wait: number | null, first: number | null, rest: number, connecting: boolean, backoff: number | null}} Timing
  */
+
+/** Codes of attempts that ended before they had a connection: with name lookup and TLS. */
+const CONNECTING = new Set(["dns_failed", "connect_failed", "connect_timeout", "tls_failed"]);
 
 /**
  * @param {Task} task
@@ -41,7 +45,7 @@ export function attemptList(task, events) {
 /** @param {Event} event @param {Event | undefined} before @returns {Timing | null} */
 function timingOf({ at, data }, before) {
   if (data.elapsed === undefined) return null;
-  return made(Date.parse(at), data.elapsed, data.first_byte, before, data.retry_in);
+  return made(Date.parse(at), data.elapsed, data.first_byte, before, data.retry_in, CONNECTING.has(data.error?.code));
 }
 
 /** @param {Task} task @param {Event | undefined} before @returns {Timing | null} */
@@ -56,9 +60,10 @@ function lastTiming(task, before) {
  * @param {number | undefined} first
  * @param {Event | undefined} before
  * @param {number | undefined} backoff
+ * @param {boolean} connecting
  * @returns {Timing}
  */
-function made(end, elapsed, first, before, backoff) {
+function made(end, elapsed, first, before, backoff, connecting = false) {
   const began = end - 1000 * elapsed;
   const due = before?.data.retry_in === undefined ? null : Date.parse(before.at) + 1000 * before.data.retry_in;
   return {
@@ -67,6 +72,7 @@ function made(end, elapsed, first, before, backoff) {
     wait: due === null ? null : Math.max(0, (began - due) / 1000),
     first: first ?? null,
     rest: elapsed - (first ?? 0),
+    connecting,
     backoff: backoff ?? null,
   };
 }
@@ -114,7 +120,7 @@ function succeeded(task, timing, span) {
       task.elapsed !== null && ` in ${duration(task.elapsed)}`,
     ),
     h("span", { class: "muted" }, task.finished_at && clock(task.finished_at), ", ", moment(task.finished_at)),
-    timing && line(timing, span, "succeeded", undefined),
+    timing && line(timing, span, "succeeded", task.worker),
   );
 }
 
@@ -130,7 +136,7 @@ function backoffText(seconds) {
  * @param {string} look
  * @param {string | undefined} worker
  */
-function line({ began, wait, first, rest, backoff }, span, look, worker) {
+function line({ began, wait, first, rest, connecting, backoff }, span, look, worker) {
   if (!span) return null;
   const x = (/** @type {number} */ at) => (1000 * (at - span.from)) / span.length;
   let at = began - 1000 * (wait ?? 0);
@@ -142,7 +148,7 @@ function line({ began, wait, first, rest, backoff }, span, look, worker) {
   const words = [
     wait !== null && `wait ${duration(wait)}`,
     first !== null && `first byte ${duration(first)}`,
-    first !== null ? `read ${duration(rest)}` : `total ${duration(rest)}`,
+    `${connecting ? "connect" : first !== null ? "read" : "total"} ${duration(rest)}`,
     backoff !== null && `backoff ${duration(backoff)}`,
     worker,
   ].filter(Boolean).join(" · ");
@@ -195,5 +201,6 @@ export function nextRetry(events) {
 /** @param {Task} task @param {Event[]} events */
 function next(task, events) {
   const left = nextRetry(events);
-  return left > 0 ? h("span", { class: "muted" }, `next retry in ${duration(left)}`) : taskPill(task);
+  if (left > 0) return h("span", { class: "muted" }, `next retry in ${duration(left)}`);
+  return [taskPill(task), task.running && h("span", { class: "muted" }, task.worker)];
 }

@@ -36,11 +36,11 @@ export function pill(state) {
 }
 
 /**
- * The status of a task. One whose attempt reports progress is pending for the API, and in progress for people.
- * @param {{status: string, progress?: unknown}} task
+ * The status of a task. One that is attempted now is pending for the API, and in progress for people.
+ * @param {{status: string, running?: boolean, progress?: unknown}} task
  */
 export function taskPill(task) {
-  return task.progress !== undefined && task.status === "pending"
+  return (task.running || task.progress !== undefined) && task.status === "pending"
     ? h("span", { class: "pill busy" }, "in progress")
     : pill(task.status);
 }

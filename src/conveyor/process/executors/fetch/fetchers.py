@@ -7,6 +7,7 @@ idle while outcomes travel.
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import structlog
@@ -178,6 +179,12 @@ class FetcherProcess:
         """Return at most how many attempts of this lane it runs."""
         share = self._shares.get(port.number)
         return 0 if share is None else share.attempts
+
+    def in_progress(self, port: Port) -> list[int]:
+        """Return the indexes of the tasks of this lane that it attempts: it begins with those that it got first."""
+        attempts = self.attempts(port)
+        entries = (entry for owner, entry in self._sent.values() if owner is port)
+        return [entry.ref.index for entry in islice(entries, attempts)]
 
     def send(self, port: Port, width: int, entries: Sequence[LeasedReference]) -> None:
         """Send references, or a changed width or job of the lane."""
@@ -412,6 +419,10 @@ class Fetchers(Executor):
     def attempts(self, port: Port) -> int:
         """Return at most how many attempts of this lane run."""
         return sum([member.attempts(port) for member in self.members])
+
+    def in_progress(self, port: Port) -> list[int]:
+        """Return the indexes of the tasks of this lane that are attempted now."""
+        return [index for member in self.members for index in member.in_progress(port)]
 
     def update_width(self, port: Port) -> None:
         """Send each fetcher its share of the lane's present width."""

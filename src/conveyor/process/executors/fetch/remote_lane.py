@@ -93,6 +93,9 @@ class RemoteLane(Lane):
         is_fresh = self._clock.monotonic() - self._heard_at < _QUICK_SECONDS
         return is_fresh and self._seconds is not None and self._seconds < _QUICK_SECONDS
 
+    def in_progress(self) -> list[int]:
+        return [] if self._is_quick or not self._sent else self._fetchers.in_progress(self)
+
     def is_settled(self, width: int) -> bool:
         """Outcomes make the lane send more by themselves; what was fed, and what fetchers must return, needs a call."""
         is_plain = not (self._targets.is_limited or self._paced.is_on or self._gate.is_watching or self._is_over)
