@@ -1,7 +1,10 @@
-"""The disk of the data directory: whether it can be written, and if not, why."""
+"""The disk of the data directory: whether it can be written, and if not, why; and what makes files durable on it."""
 
+import ctypes
 import errno
+import fcntl
 import os
+import sys
 from pathlib import Path
 
 from conveyor.errors import DiskFull, DiskReadOnly, DiskUnwritable
@@ -39,3 +42,34 @@ def full(directory: Path) -> DiskFull:
 def read_only(directory: Path) -> DiskReadOnly:
     """The error of a disk that is mounted read-only, as many are after an error."""
     return DiskReadOnly(f"The disk of {directory} is read-only. Make it writable; the server resumes by itself.")
+
+
+def sync(fd: int) -> None:
+    """Make the bytes of a file durable, or the names of a directory."""
+    if sys.platform == "darwin":
+        # Here fsync reaches only the cache of the drive.
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file_system(place: Path) -> None:
+    """Make everything on the file system of a directory durable."""
+    sync_all = getattr(ctypes.CDLL(None), "syncfs", None)
+    if sync_all is None:
+        os.sync()
+        return
+    directory = os.open(place, os.O_RDONLY)
+    try:
+        if sync_all(directory) != 0:
+            raise OSError(f"The files of {place} could not be written to the disk.")
+    finally:
+        os.close(directory)

@@ -31,6 +31,7 @@ from conveyor.coordination.ready_marks import (
     marking_jobs,
     marking_queue,
 )
+from conveyor.disk import sync
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.data_directory import make_data_directory, open_to_others, warn_if_open
@@ -375,8 +376,6 @@ def copy_embedded(settings: Settings, place: Path) -> EmbeddedCopy:
 
 def make_durable(path: Path) -> None:
     """Wait until a file, or the names in a directory, would survive a power cut."""
-    from conveyor.engines.local_files import sync
-
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync(descriptor)

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -311,7 +311,7 @@ class Launcher:
         return [process for process in self.processes if not process._serving.done()]
 
 
-class _Answer:
+class Answer:
     """An answer of the origin, as far as a transfer looks at it."""
 
     def __init__(self, status: int, headers: dict[str, str], chunks: AsyncIterator[bytes]) -> None:
@@ -324,6 +324,13 @@ class _Answer:
         return await anext(self._chunks, None)
 
 
+def answer_requests(executor: DownloadExecutor, begin: Callable[..., Awaitable[Answer]]) -> None:
+    """Have the executor's requests answered here: all above the connection is real."""
+    exchange: Any = executor._long.exchange
+    exchange._begin = begin
+    exchange._clients.shared = lambda connect: None
+
+
 class Origin:
     """Where files come from. Some know no ranges, and one of these cuts every answer midway although it has an ETag."""
 
@@ -332,12 +339,9 @@ class Origin:
         self._clock = clock
 
     def serve(self, executor: DownloadExecutor) -> None:
-        """Have the executor's requests answered here: all above the connection is real."""
-        exchange: Any = executor._long.exchange
-        exchange._begin = self._begin
-        exchange._clients.shared = lambda connect: None
+        answer_requests(executor, self._begin)
 
-    async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Any, patience: float) -> _Answer:
+    async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Any, patience: float) -> Answer:
         asked = Asked.of(str(request.url))
         await self._clock.sleep(_ANSWER_SECONDS)
         away = self._targets.down.get(asked.host)
@@ -347,10 +351,10 @@ class Origin:
             await self._clock.sleep(patience)
             raise Failure("timeout", "as it was told")
         if away == FAILING or asked.behaviour == "gone":
-            return _Answer(503 if away else 404, {}, self._chunks(0, 0, 0.0))
+            return Answer(503 if away else 404, {}, self._chunks(0, 0, 0.0))
         return self._file(asked.behaviour, dict(request.headers).get("range"), patience)
 
-    def _file(self, behaviour: str, asked: str | None, patience: float) -> _Answer:
+    def _file(self, behaviour: str, asked: str | None, patience: float) -> Answer:
         total = _CHUNKS * len(_CHUNK)
         start = 0
         if asked is not None and behaviour != "stubborn":
@@ -362,7 +366,7 @@ class Origin:
             headers["content-range"] = f"bytes {start}-{total - 1}/{total}"
         until = min(total, start + _CUT_AFTER * len(_CHUNK)) if behaviour in ("cut", "stubborn", "stall") else total
         pause = patience + 1.0 if behaviour == "stall" and until < total else 0.0
-        return _Answer(206 if start else 200, headers, self._chunks(start, until, pause, cut=until < total))
+        return Answer(206 if start else 200, headers, self._chunks(start, until, pause, cut=until < total))
 
     async def _chunks(self, start: int, until: int, pause: float, *, cut: bool = False) -> AsyncIterator[bytes]:
         for at in range(start, until, len(_CHUNK)):

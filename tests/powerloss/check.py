@@ -19,14 +19,15 @@ from conveyor.clock import Clock
 from conveyor.errors import ConveyorError, NotFound
 from conveyor.export.exports import Exports
 from conveyor.jobs.idempotency import Accepted, Idempotency
-from conveyor.model import Job, JobId, Mode, Run
+from conveyor.model import PROGRESS, Job, JobId, JobKind, Mode, Run, Task
 from conveyor.states import ReasonCode, RunState, TaskStatus
 from conveyor.system import System
 from conveyor.verify.findings import FindingKind, Findings
 from conveyor.verify.installation import Installation
 from tests.powerloss.client import request_of
 from tests.powerloss.ledger import Entry, Known, ShownTask, Told
-from tests.powerloss.life import living
+from tests.powerloss.life import PIECE_BYTES, living, origin_of
+from tests.powerloss.origin import PowerlossOrigin, file_at
 from tests.support.make_jobs import ACME
 
 # Seconds after which everything has come to its end: leases, pauses of the sweeper, the purge of what was deleted.
@@ -34,7 +35,7 @@ _PATIENCE = 300.0
 _LOOK = 1.0
 _FOLDERS = ("results", "invalid", "lists", "exports")
 # What a system may fail with on a disk that it cannot read; anything else is a mistake of the test.
-_FAILURES = (ConveyorError, OSError, apsw.Error, msgspec.MsgspecError, ValueError)
+FAILURES = (ConveyorError, OSError, apsw.Error, msgspec.MsgspecError, ValueError)
 _ENDS = ("run.completed", "run.failed", "run.cancelled")
 
 
@@ -49,24 +50,26 @@ def expect(is_so: object, otherwise: str) -> None:
 
 async def check_disk(place: Path, clock: Clock, seed: int, known: Known) -> None:
     """Start a system on the disk, and hold it to what was told. Raises Broken."""
+    origin = origin_of(clock, is_first=False)
     try:
-        async with living(place, clock, seed, is_first=False) as system:
-            check = Check(system, known)
+        async with living(place, clock, seed, is_first=False, origin=origin) as system:
+            check = Check(system, known, origin)
             await check.until_ended()
             await check.check_told()
             await check.check_jobs()
             await check.check_deleted()
             await check.verify()
-    except _FAILURES as error:
+    except FAILURES as error:
         raise Broken(f"{type(error).__name__}: {error}") from error
 
 
 class Check:
     """One system against what was told."""
 
-    def __init__(self, system: System, known: Known) -> None:
+    def __init__(self, system: System, known: Known, origin: PowerlossOrigin) -> None:
         self._system = system
         self._known = known
+        self._origin = origin
         # Jobs for which a delete was asked for may be there or not, and so may their lists.
         jobs = known.subjects(Told.DELETED)
         self._doomed = jobs | {entry.subject for entry in known.of(Told.SOURCE) if entry.detail in jobs}
@@ -86,6 +89,8 @@ class Check:
                     await self._check_answer(entry)
                 case Told.TASK if entry.detail.job_id not in self._doomed:
                     shown.setdefault((entry.detail.job_id, entry.detail.run_id), []).append(entry.detail)
+                case Told.PROGRESS:
+                    self._check_progress(entry)
                 case Told.END if entry.detail[0] not in self._doomed:
                     run = await self._system.records.jobs.run(entry.detail[0], entry.subject)  # type: ignore[arg-type]
                     expect(run and run.state == entry.detail[1], f"{entry.subject} was {entry.detail[1]}")
@@ -151,6 +156,12 @@ class Check:
         digests = [part.sha256 for part in stored.export.parts]
         expect(digests == entry.detail[1], f"{entry.subject} has other files")
 
+    def _check_progress(self, entry: Entry) -> None:
+        """Pieces that were stored are not requested again: at most the one that filled and the one being written."""
+        if "/nameless/" not in entry.subject and (first := self._origin.first.get(entry.subject)) is not None:
+            lost = entry.detail - first
+            expect(lost <= 2 * PIECE_BYTES, f"{entry.subject} is requested from {first} on, of {entry.detail} bytes")
+
     async def until_ended(self) -> None:
         """Open jobs are closed; everything that was accepted ends, and what was deleted is purged."""
         for job in await self._system.records.jobs.active_jobs():
@@ -167,6 +178,7 @@ class Check:
             active
             or self._rows("SELECT job_id FROM jobs WHERE deleted")
             or self._rows("SELECT run_id FROM runs WHERE swept = 0")
+            or self._rows(f"SELECT id FROM documents WHERE kind = '{PROGRESS}'")
         )
 
     def _rows(self, query: str) -> list[Any]:
@@ -211,6 +223,8 @@ class Check:
         expect(ends == 1, f"{name} has {ends} terminal events")
         expect(len(rows) == run.total, f"{name} has {len(rows)} tasks, and a total of {run.total}")
         expect(all(row.status is not TaskStatus.PENDING for row in rows), f"{name} has tasks that did not end")
+        if job.kind is JobKind.DOWNLOAD:
+            _check_files(name, rows)
         counts = await tasks.counts(key)
         expect(counts == await tasks.recount(key), f"{name} counts {counts}")
         expect(counts.ended == run.total, f"{name} counts {counts} of {run.total}")
@@ -240,3 +254,11 @@ class Check:
         expect(job is not None, f"{job_id} was accepted and is lost")
         assert job is not None
         return job
+
+
+def _check_files(name: str, rows: Sequence[Task]) -> None:
+    """Each file is the one that the origin has."""
+    for row in rows:
+        url = json.loads(bytes(row.input))
+        digest = None if row.detail.body is None else row.detail.body.sha256
+        expect(digest == sha256(file_at(url)).hexdigest(), f"{url} of {name} is {row.status.label}: {row.detail}")

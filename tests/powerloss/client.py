@@ -18,7 +18,7 @@ from conveyor.export.exports import Exports, ExportState, StoredExport, part_ran
 from conveyor.export.request import ExportSpec
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists.uploads import Uploads, UploadSpec
-from conveyor.model import Job, JobId, Run
+from conveyor.model import PROGRESS, Job, JobId, JobKind, Run, Task, TaskProgress, progress_id
 from conveyor.read.results import read_body
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
@@ -38,6 +38,7 @@ class Client:
         self._ledger = ledger
         self._jobs: dict[JobId, None] = {}
         self._shown: set[str] = {entry.subject for entry in ledger.entries}
+        self._progress: dict[str, int] = {}
 
     async def arrive(self) -> None:
         """What every start of a server tells."""
@@ -150,6 +151,8 @@ class Client:
         if run.run_id in self._shown:
             return
         for task in await self._system.tasks.at(job.key_of(run), range(run.total)):
+            if task.status is TaskStatus.PENDING and job.kind is JobKind.DOWNLOAD:
+                await self._look_at_progress(run, task)
             if task.status is TaskStatus.PENDING or task.task_id in self._shown:
                 continue
             body = None if task.detail.body is None else await read_body(self._system.blobs, task)
@@ -162,6 +165,14 @@ class Client:
         if run.state in ENDED:
             self._shown.add(run.run_id)
             self._ledger.tell(Told.END, run.run_id, (job.job_id, run.state))
+
+    async def _look_at_progress(self, run: Run, task: Task) -> None:
+        stored = await self._system.records.documents.document(PROGRESS, ACME, progress_id(run.run_id, task.index))
+        done = 0 if stored is None else msgspec.json.decode(stored.body, type=TaskProgress).done
+        url = json.loads(bytes(task.input))
+        if done > self._progress.get(url, 0):
+            self._progress[url] = done
+            self._ledger.tell(Told.PROGRESS, url, done)
 
     async def _ask(self, key: str, send: Callable[[IdempotentRequest], Awaitable[Accepted]]) -> Accepted:
         at = self._ledger.asking()

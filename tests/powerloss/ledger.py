@@ -28,6 +28,10 @@ class Told(StrEnum):
     ANSWER = "answer"
     # A task is finished: its task id; where it is, how it ended, and the sha256 of its body, if it has one.
     TASK = "task"
+    # So much of a download is there: its URL; the bytes.
+    PROGRESS = "progress"
+    # A `conveyor run` has ended well: what it wrote; the command, and the sha256 of each file.
+    RUN = "run"
     # A run has ended: its id; the job's id and the run's state.
     END = "end"
     # An export is ready: its id; the job's id, and the sha256 of each file.

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.clock import Clock
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.engines.shared_logs import open_shared_logs
 from conveyor.engines.sqlite import database, shrinking
 from conveyor.model import Job, JobKind, Outcome, TaskError, TaskRef
 from conveyor.process.executors import Executor, LocalExecutor
+from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.fetch.child import ChildFetcher
 from conveyor.process.executors.fetch.fetchers import Fetchers
 from conveyor.process.executors.fetch.launch import Launched
@@ -24,22 +26,29 @@ from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.system import System, open_system
 from tests.machine.loop import LoopDatabase
+from tests.powerloss.origin import PowerlossOrigin
 from tests.support.in_process_fetchers import InProcess, PipeEnd
 
 # In the recorded directory. Nothing of it exists at first.
 DATA = Path("srv/conveyor")
 
-# What attempts take.
+# What attempts take, and what an origin of downloads waits before each part of an answer.
 _SECONDS = (0.01, 0.05, 0.25)
+_PAUSE = 0.2
+PIECE_BYTES = 64 * 1024
 # Pages of the log after which it is copied into the database: a few commits.
 _CHECKPOINT_PAGES = 60
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "allow_private_targets": True,
     # A list in a request is accepted at once up to this size; a stored one never.
     "sync_task_limit": 30,
     "sync_list_bytes": 0,
     "ingest_range_bytes": 400,
     "export_piece_bytes": 64 * 1024,
+    "download_piece_bytes": PIECE_BYTES,
+    "progress_seconds": 1,
+    # When it has passed, the progress of finished tasks is removed.
+    "stuck_after": 60.0,
     "lease_seconds": 12.0,
     "flush_seconds": 0.05,
     "worker_concurrency": 8,
@@ -50,7 +59,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def settings_of(place: Path) -> Settings:
-    return Settings.load({}, data=place / DATA, **_SETTINGS)
+    return Settings.load({}, data=place / DATA, **SETTINGS)
 
 
 class RecordedDatabase(LoopDatabase):
@@ -116,8 +125,12 @@ class AtOnce(LocalExecutor):
         return list(await asyncio.gather(*(self._work.attempt_one(job, ref) for ref in refs)))
 
 
-def executors_of(settings: Settings, clock: Clock, work: Work, *, fetches: bool) -> dict[JobKind, Executor]:
-    """Executors for one life: fetches by a fetcher that appends pages to a log of its own, or as everything else."""
+def executors_of(
+    system: System, clock: Clock, work: Work, origin: PowerlossOrigin, *, fetches: bool
+) -> dict[JobKind, Executor]:
+    """Executors for one life: fetches by a fetcher that appends pages to a log of its own, or as everything else;
+    downloads by their own executor, from the origin."""
+    settings = system.settings
 
     async def launch(settings: Settings) -> Launched:
         there, here = asyncio.StreamReader(), asyncio.StreamReader()
@@ -128,16 +141,32 @@ def executors_of(settings: Settings, clock: Clock, work: Work, *, fetches: bool)
         return Launched(here, PipeEnd(there), process)
 
     others = AtOnce(work)
-    return {JobKind.PYTHON: others, JobKind.FETCH: Fetchers(settings, clock, launch) if fetches else others}
+    guard = TargetGuard(allow_private=True, clock=clock)
+    download = DownloadExecutor(settings, clock, guard, system.records, system.blobs)
+    origin.serve(download)
+    fetcher = Fetchers(settings, clock, launch) if fetches else others
+    return {JobKind.PYTHON: others, JobKind.FETCH: fetcher, JobKind.DOWNLOAD: download}
+
+
+def seconds_of(*, is_first: bool) -> Sequence[float]:
+    """What attempts take, before the power cut and after it."""
+    return _SECONDS if is_first else (0.0,)
+
+
+def origin_of(clock: Clock, *, is_first: bool) -> PowerlossOrigin:
+    return PowerlossOrigin(clock, _PAUSE if is_first else 0.0)
 
 
 @asynccontextmanager
-async def living(place: Path, clock: Clock, seed: int, *, is_first: bool) -> AsyncIterator[System]:
+async def living(
+    place: Path, clock: Clock, seed: int, *, is_first: bool, origin: PowerlossOrigin | None = None
+) -> AsyncIterator[System]:
     """A system with all its roles. Before the power cut its tasks take their time, and a fetcher fetches."""
     settings = settings_of(place)
     async with open_system(settings, clock) as system:
-        work = Work(clock, seed, _SECONDS if is_first else (0.0,))
-        executors = executors_of(settings, clock, work, fetches=is_first)
+        work = Work(clock, seed, seconds_of(is_first=is_first))
+        origin = origin or origin_of(clock, is_first=is_first)
+        executors = executors_of(system, clock, work, origin, fetches=is_first)
         async with Embedded(system, executors).running():
             yield system
         # A process that ends unlocks its logs.

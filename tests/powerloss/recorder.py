@@ -1,8 +1,8 @@
 """The recorder: keeps what this process does to the files below one directory, in order.
 
-It takes the place of functions of `os`, in tests only: production code has no seam for it. What goes past them (a file
-that is opened by `open`, say) would be missing from the record, so `check_complete` compares the replay of everything
-with the directory itself, byte for byte.
+It takes the place of functions of `os`, and of `io.open`, in tests only: production code has no seam for it. What goes
+past them (a file that is opened by the builtin `open`, say) would be missing from the record, so `check_complete`
+compares the replay of everything with the directory itself, byte for byte.
 """
 
 import io
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conveyor.engines import local_log_entries
+from conveyor.export import growing_directory
 from tests.powerloss.disk import ROOT, Disk, Image, Names, Operation, Punch, Survival, Sync, Truncate, Write, keep_all
 
 # SQLite's index of its log: made anew by whoever opens the database first.
@@ -94,6 +95,10 @@ class Recorder:
             inode = self.directories[inode].get(part)
         return inode
 
+    def inode_in(self, descriptor: int, name: Any) -> int | None:
+        """The inode of a name in an open directory."""
+        return self.directories[self._open[descriptor].inode].get(os.fspath(name))
+
     def create(self, path: Any, *, is_directory: bool = False) -> int:
         self._inodes += 1
         if is_directory:
@@ -133,8 +138,10 @@ class Recorder:
 
     def opened(self, descriptor: int, path: Any, flags: int, *, is_new: bool) -> None:
         inode = self.create(path) if is_new else self.inode_of(path)
-        if inode is None:
-            return
+        if inode is not None:
+            self.opened_inode(descriptor, inode, flags, is_new=is_new)
+
+    def opened_inode(self, descriptor: int, inode: int, flags: int, *, is_new: bool = False) -> None:
         self._open[descriptor] = _Open(inode)
         assert not flags & os.O_APPEND, "nobody appends by a flag"
         if flags & os.O_TRUNC and not is_new:
@@ -167,6 +174,16 @@ class Recorder:
         if (file := self._open.get(descriptor)) is not None:
             self.add(Sync(file.inode))
 
+    def synced_all(self) -> None:
+        """The whole file system."""
+        with self._lock:
+            for inode in range(self._inodes + 1):
+                self.add(Sync(inode))
+
+    def removed_in(self, descriptor: int, name: Any) -> None:
+        """A name in an open directory."""
+        self._rename(self._open[descriptor].inode, {os.fspath(name): None})
+
     def is_open(self, descriptor: int) -> bool:
         return descriptor in self._open
 
@@ -178,6 +195,9 @@ class Recorder:
                 patch.setattr(os, name, function)
             if (fallocate := local_log_entries._fallocate) is not None:
                 patch.setattr(local_log_entries, "_fallocate", _punching(self, fallocate))
+            patch.setattr(io, "open", _opening(self))
+            # The real one would wait for all disks of this machine.
+            patch.setattr(growing_directory, "sync_file_system", lambda place: self.synced_all())
             yield
 
 
@@ -190,7 +210,17 @@ def _wrapped(record: Recorder, lock: "threading.RLock") -> dict[str, Callable[..
     real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _NAMES}
 
     def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if dir_fd is not None or not (record.holds(path) or _is_root(record, path)):
+        if dir_fd is not None and record.is_open(dir_fd):
+            assert not flags & os.O_CREAT, "nobody makes a file beside a descriptor"
+            with lock:
+                inode = record.inode_in(dir_fd, path)
+                descriptor = real["open"](path, flags, mode, dir_fd=dir_fd)
+                if inode is not None:
+                    record.opened_inode(descriptor, inode, flags)
+                return descriptor
+        # A file without a name is gone with its process.
+        is_nameless = flags & os.O_TMPFILE == os.O_TMPFILE
+        if dir_fd is not None or is_nameless or not (record.holds(path) or _is_root(record, path)):
             return real["open"](path, flags, mode, dir_fd=dir_fd)
         with lock:
             is_new = bool(flags & os.O_CREAT) and record.inode_of(path) is None
@@ -257,7 +287,9 @@ def _wrapped(record: Recorder, lock: "threading.RLock") -> dict[str, Callable[..
         def removed(path: Any, *, dir_fd: int | None = None) -> None:
             with lock:
                 real[name](path, dir_fd=dir_fd)
-                if dir_fd is None and record.holds(path):
+                if dir_fd is not None and record.is_open(dir_fd):
+                    record.removed_in(dir_fd, path)
+                elif dir_fd is None and record.holds(path):
                     record.name(path, None)
 
         return removed
@@ -298,6 +330,20 @@ def _is_root(record: Recorder, path: Any) -> bool:
     return not isinstance(path, int) and os.path.abspath(os.fspath(path)) == str(record.root)  # noqa: PTH100  (as above)
 
 
+def _opening(record: Recorder) -> Callable[..., Any]:
+    """`io.open`, which is `Path.open`: files that are written are recorded."""
+    real = io.open
+
+    def opened(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if options.get("opener") is not None or "r" in mode or not record.holds(file):
+            return real(file, mode, *args, **options)
+        assert mode == "wb", "nobody opens a recorded file in another way"
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        return io.BufferedWriter(_RawFile(descriptor))
+
+    return opened
+
+
 class _RawFile(io.RawIOBase):
     """A file object over the recorded functions: those of C would pass them by."""
 
@@ -306,6 +352,13 @@ class _RawFile(io.RawIOBase):
 
     def writable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        assert (offset, whence) == (0, io.SEEK_CUR), "a recorded file is written from its beginning to its end"
+        return os.lseek(self._descriptor, 0, io.SEEK_CUR)
 
     def fileno(self) -> int:
         return self._descriptor

@@ -17,19 +17,31 @@ from conveyor.engines.sqlite import database, shrinking
 from conveyor.model import JobId
 from conveyor.recover import retention
 from tests.machine.loop import LoopClock, VirtualLoop
+from tests.powerloss.check import check_disk
 from tests.powerloss.client import Client
-from tests.powerloss.ledger import Ledger
+from tests.powerloss.ledger import Known, Ledger
 from tests.powerloss.life import RecordedDatabase, ThreadedDatabase, living
+from tests.powerloss.origin import WAYS
 from tests.powerloss.recorder import Recorder
 from tests.powerloss.vfs import recorded_databases
 from tests.support.clocks import JumpingClock
 from tests.support.places import quick_place
 
 # A log of bodies is full after a few batches.
-_LOG_BYTES = 48 * 1024
+LOG_BYTES = 48 * 1024
 _OPTIONS: dict[str, Any] = {"chunk_size": 5, "attempts": 2, "backoff": {"base": 0.1}}
 _PYTHON: dict[str, Any] = {"kind": "python", "handler": "any", **_OPTIONS}
 _FETCH: dict[str, Any] = {"kind": "fetch", **_OPTIONS}
+_DOWNLOAD: dict[str, Any] = {**_OPTIONS, "kind": "download", "chunk_size": 1}
+
+
+# Starts what was recorded on the disk in a directory, and holds it to what was told. Raises Broken.
+CheckDisk = Callable[[Path, VirtualLoop, int, Known], None]
+
+
+def check_lives(place: Path, loop: VirtualLoop, seed: int, known: Known) -> None:
+    """A server, started on the disk."""
+    loop.run_until_complete(check_disk(place, LoopClock(loop, seed), seed, known))
 
 
 class Recording(NamedTuple):
@@ -38,6 +50,7 @@ class Recording(NamedTuple):
     seed: int
     record: Recorder
     ledger: Ledger
+    check: CheckDisk = check_lives
 
 
 class Story:
@@ -95,6 +108,13 @@ class Story:
         await self.gone(job_id)
         return job_id
 
+    async def downloaded(self) -> JobId:
+        """Files that come in pieces, from all kinds of origins."""
+        tasks = [f"http://files.test/{self._life}/{how}/{self._chance.getrandbits(16)}" for how in WAYS]
+        job_id = await self._client.submit(self._name("downloaded"), tasks, **_DOWNLOAD)
+        await self._client.until_ended(job_id)
+        return job_id
+
     async def gone(self, job_id: JobId) -> None:
         """A job is deleted and purged."""
         await self._client.delete(job_id)
@@ -115,6 +135,7 @@ PARTS: dict[str, Callable[[Story], Awaitable[JobId]]] = {
     "uploaded": Story.uploaded,
     "added": Story.added,
     "objects": Story.objects,
+    "downloaded": Story.downloaded,
 }
 
 
@@ -122,7 +143,7 @@ def recorded(seed: int, parts: Sequence[str] = tuple(PARTS), *, threads: bool = 
     """Record the lives of a system in which these parts happen: on a loop whose time is an input, the same each time,
     or in real time with the threads of production, in whatever order these do it."""
     with quick_place() as place, pytest.MonkeyPatch.context() as patch, capture_logs():
-        patch.setattr(local_logs, "LOG_BYTES", _LOG_BYTES)
+        patch.setattr(local_logs, "LOG_BYTES", LOG_BYTES)
         patch.setattr(shrinking, "KEPT_PAGES", 0)
         return (_with_threads if threads else _on_loop)(place, seed, parts, patch)
 

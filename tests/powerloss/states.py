@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from conveyor.engines.sqlite import database
 from conveyor.recover import retention
 from conveyor.verify import orphan_objects
-from tests.machine.loop import LoopClock, VirtualLoop, database_on_loop
-from tests.powerloss.check import Broken, check_disk, expect
+from tests.machine.loop import VirtualLoop, database_on_loop
+from tests.powerloss.check import Broken, expect
 from tests.powerloss.disk import (
     Change,
     Disk,
@@ -33,7 +33,7 @@ from tests.powerloss.disk import (
 from tests.powerloss.ledger import Known
 from tests.powerloss.life import RecordedDatabase
 from tests.powerloss.recorder import Recorder
-from tests.powerloss.recording import Recording
+from tests.powerloss.recording import CheckDisk, Recording
 from tests.powerloss.vfs import recorded_databases
 from tests.support.places import quick_place
 
@@ -119,11 +119,11 @@ def at_answers(recording: Recording) -> list[State]:
 def anywhere(recording: Recording, count: int, seed: int) -> list[State]:
     """Any moments, half of them before a sync, when most is at stake; any loss."""
     chance = random.Random(seed)
-    operations = recording.record.operations
-    syncs = [place for place, operation in enumerate(operations) if isinstance(operation, Sync)]
+    operations, since = recording.record.operations, recording.record.recorded_since
+    syncs = [place for place, operation in enumerate(operations) if isinstance(operation, Sync) and place >= since]
     return [
         State(
-            chance.choice(syncs) if chance.random() < 0.5 else chance.randint(1, len(operations)),
+            chance.choice(syncs) if chance.random() < 0.5 else chance.randint(max(1, since), len(operations)),
             chance.choice(_LOSSES),
             chance.getrandbits(32),
         )
@@ -158,7 +158,7 @@ def try_states(
             continue
         seen.add(this)
         cuts.add(state.cut)
-        start = Start(image, known, recording.record.times[state.cut - 1] + _OUTAGE, state.seed)
+        start = Start(image, known, recording.record.times[state.cut - 1] + _OUTAGE, state.seed, recording.check)
         for broken in _try(start, state, figures, is_recorded=again > 0 and len(seen) % again == 0):
             yield state, broken
     figures.cuts += len(cuts)
@@ -183,9 +183,8 @@ def _try(start: "Start", state: State, figures: Figures, *, is_recorded: bool) -
     ]
     for cut, image in disks(record, second):
         figures.second += 1
-        yield from _try(
-            Start(image, start.known, record.times[cut.cut - 1] + _OUTAGE, cut.seed), cut, figures, is_recorded=False
-        )
+        again = start._replace(image=image, now=record.times[cut.cut - 1] + _OUTAGE, seed=cut.seed)
+        yield from _try(again, cut, figures, is_recorded=False)
 
 
 class Start(NamedTuple):
@@ -195,6 +194,7 @@ class Start(NamedTuple):
     known: Known
     now: float
     seed: int
+    check: CheckDisk
 
     def run(self) -> None:
         """Start a system, and hold it to what was told. Raises Broken."""
@@ -221,7 +221,6 @@ class Start(NamedTuple):
         return loop
 
     def _run(self, place: Path, loop: VirtualLoop) -> None:
-        clock = LoopClock(loop, self.seed)
         with pytest.MonkeyPatch.context() as patch, capture_logs(processors=[format_exc_info]) as log:
             # Nothing is under way when it looks for orphans.
             patch.setattr(orphan_objects, "SETTLED_SECONDS", -1.0)
@@ -229,7 +228,7 @@ class Start(NamedTuple):
             patch.setattr(retention, "SETTLE_SECONDS", 0.0)
             patch.setattr(retention, "_EVERY", 0.5)
             try:
-                loop.run_until_complete(check_disk(place, clock, self.seed, self.known))
+                self.check(place, loop, self.seed, self.known)
             finally:
                 loop.close()
         for line in log:

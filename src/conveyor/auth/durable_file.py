@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from conveyor.disk import sync, sync_directory
+
 
 def write_durably(path: Path, text: str) -> None:
     """Replace the file atomically, readable by its owner only from the first byte. After a power cut it is the old one
@@ -13,10 +15,6 @@ def write_durably(path: Path, text: str) -> None:
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(f"{text}\n")
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     staged.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

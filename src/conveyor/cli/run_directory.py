@@ -15,6 +15,7 @@ import msgspec
 
 from conveyor.auth.durable_file import write_durably
 from conveyor.client.list_objects import is_object
+from conveyor.disk import sync_directory
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.settings import Settings
 
@@ -145,11 +146,16 @@ def write_mark(data: Path, mark: RunMark) -> None:
 
 def remove_mark(data: Path) -> None:
     _mark_file(data).unlink(missing_ok=True)
+    if data.exists():
+        sync_directory(data)
 
 
 def remove_data(data: Path) -> None:
-    """Remove a data directory. It is renamed first, so that no one finds half of it under its name."""
+    """Remove a data directory, durably. It is renamed first, so that no one finds half of it under its name, after a
+    power cut either."""
     removed = data.with_name(data.name + ".removed")
     shutil.rmtree(removed, ignore_errors=True)
     data.rename(removed)
+    sync_directory(data.parent)
     shutil.rmtree(removed, ignore_errors=True)
+    sync_directory(data.parent)

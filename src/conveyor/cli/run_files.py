@@ -69,11 +69,16 @@ async def write_output(
 
 
 async def write_invalid(system: "System", job: Job, out: Path) -> Path:
-    """Write the invalid lines to a file beside the archive: the data directory, which has them too, is removed."""
+    """Write the invalid lines to a durable file beside the archive: the data directory, which has them too, is
+    removed."""
+    from conveyor.disk import sync_directory
+    from conveyor.export.direct import seal
     from conveyor.read.invalid_lines import invalid_lines
 
     path = out.with_name(out.name + ".invalid.jsonl")
     with path.open("wb") as file:
         async for lines in invalid_lines(system.blobs, job):
             file.write(lines)
+        seal(file)
+    sync_directory(path.parent)
     return path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from conveyor.engines.local_files import sync_directory
+from conveyor.disk import sync_directory
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from conveyor.disk import write_error
+from conveyor.disk import sync_directory, write_error
 from conveyor.engines.blob_keys import check_key, check_range, folder_of
 from conveyor.engines.blobs import BlobInfo, Presigned
 from conveyor.engines.local_files import (
@@ -27,7 +27,6 @@ from conveyor.engines.local_files import (
     size_of,
     sweep,
     sync_deletes,
-    sync_directory,
     unlink,
     walk,
 )

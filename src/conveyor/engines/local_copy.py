@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from conveyor.engines.local_files import sync, sync_directory
+from conveyor.disk import sync, sync_directory
 from conveyor.engines.local_log_entries import ALIVE, STATE_AT, entry_at
 
 _LOGS = ".logs"

@@ -1,14 +1,14 @@
-"""Files of the blob directory: the drafts of puts, open objects, and what makes both durable."""
+"""Files of the blob directory: the drafts of puts, open objects, and deletes that are durable."""
 
 import fcntl
 import itertools
 import os
 import stat
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from conveyor.disk import sync, sync_directory
 from conveyor.engines.blobs import BlobInfo
 
 # One counter for all instances, so that two on the same directory never choose the same temporary name.
@@ -166,25 +166,9 @@ def sweep(drafts: Path) -> None:
             os.close(fd)
 
 
-def sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
-
-
 def sync_deletes(directories: Iterable[Path]) -> None:
     """Make deletes durable, or a power cut would bring back what no row names any more. A directory that is gone went
     with what was in it, and its parent is synced by whoever removed it."""
     for directory in directories:
         with suppress(FileNotFoundError, NotADirectoryError):
             sync_directory(directory)
-
-
-def sync(fd: int) -> None:
-    if sys.platform == "darwin":
-        # Here fsync reaches only the cache of the drive.
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(fd)

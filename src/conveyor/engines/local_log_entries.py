@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from conveyor.engines.local_files import sync, unlink
+from conveyor.disk import sync
+from conveyor.engines.local_files import unlink
 from conveyor.faults import crashpoint
 
 ALIVE = b"\x01"

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from conveyor.disk import sync, sync_directory
 from conveyor.engines.blobs import BlobInfo
-from conveyor.engines.local_files import read_at, sync, sync_directory
+from conveyor.engines.local_files import read_at
 from conveyor.engines.local_log_entries import ALIVE, STATE_AT, Entry, entry_at, entry_head, punch, remove_log
 from conveyor.errors import NotFound
 from conveyor.faults import crashpoint

@@ -9,7 +9,6 @@ Every body is checked before it is written (`body_reader`). Bodies that are stor
 
 import asyncio
 import itertools
-import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
@@ -19,6 +18,7 @@ from typing import IO
 
 import msgspec
 
+from conveyor.disk import sync, sync_directory
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
@@ -295,16 +295,12 @@ def _latest(lines: Iterator[bytes]) -> Iterator[Task]:
 def seal(file: IO[bytes]) -> None:
     """Make a file durable."""
     file.flush()
-    os.fsync(file.fileno())
+    sync(file.fileno())
 
 
 def publish(part: Path, path: Path) -> None:
     """Give a durable file its name."""
     crashpoint("export.publish.before")
     part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
     crashpoint("export.publish.after")

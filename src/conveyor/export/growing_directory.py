@@ -7,7 +7,6 @@ right.
 """
 
 import asyncio
-import ctypes
 import os
 import re
 import tempfile
@@ -19,6 +18,7 @@ from typing import IO, NamedTuple
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.disk import sync_file_system
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, by_index
 from conveyor.errors import BodyDamaged
@@ -313,16 +313,7 @@ class _BodyFiles:
 
     def sync(self) -> None:
         """Make all files durable at once: one by one would take a write of the disk for each."""
-        sync_all = getattr(ctypes.CDLL(None), "syncfs", None)
-        if sync_all is None:
-            os.sync()
-            return
-        directory = os.open(self.place, os.O_RDONLY)
-        try:
-            if sync_all(directory) != 0:
-                raise OSError(f"The files of {self.place} could not be written to the disk.")
-        finally:
-            os.close(directory)
+        sync_file_system(self.place)
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 
 from conveyor import system
 from conveyor.auth import signing
+from conveyor.cli import run_directory
 from conveyor.engines import local_blobs, local_logs
 from conveyor.engines.local_files import Draft
 from conveyor.engines.local_logs import LocalLogs
 from conveyor.engines.sqlite import database
+from conveyor.export import direct, growing, growing_directory
 from tests.faults.planted import Planted
 from tests.powerloss import test_durable_files
-from tests.powerloss.run import check_answers
+from tests.powerloss.run import check_answers, check_runs
 
 
 def commits_are_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -75,9 +78,39 @@ def deletes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(local_blobs, "sync_deletes", forget)
 
 
+def an_archive_is_published_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
+    """The archive of `conveyor run` had its name, and no bytes, and the data that it was made of was removed."""
+    patch.setattr(growing, "seal", lambda file: file.flush())
+
+
+def files_of_a_run_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """The manifest of a directory named files that were not there."""
+    patch.setattr(growing_directory._BodyFiles, "sync", lambda self: None)
+
+
+def invalid_lines_of_a_run_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """The file of invalid lines was empty, and the data directory, which had them too, was removed."""
+    patch.setattr(direct, "seal", lambda file: file.flush())
+
+
+def a_finished_run_comes_back(patch: pytest.MonkeyPatch) -> None:
+    """The data directory of a run that had ended was there again, whole or in part: no run could begin, or resume."""
+
+    def remove(data: Path) -> None:
+        removed = data.with_name(f"{data.name}.removed")
+        data.rename(removed)
+        shutil.rmtree(removed)
+
+    patch.setattr(run_directory, "remove_data", remove)
+
+
 async def _answers_hold(*parts: str) -> None:
     # The replay has a loop of its own, and a thread has one.
     await asyncio.to_thread(check_answers, *parts)
+
+
+async def _runs_hold(*outs: str) -> None:
+    await asyncio.to_thread(check_runs, *outs)
 
 
 PLANTED = [
@@ -93,6 +126,22 @@ PLANTED = [
         (deletes_are_not_synced, ["objects"]),
     )
 ]
+PLANTED += [
+    Planted(bug.__name__, bug, partial(_runs_hold, *outs))
+    for bug, outs in (
+        (an_archive_is_published_before_it_is_synced, ["pages.zip"]),
+        (files_of_a_run_are_not_synced, ["pages"]),
+        (invalid_lines_of_a_run_are_not_synced, ["mixed.zip"]),
+        (a_finished_run_comes_back, ["pages.zip", "pages"]),
+    )
+]
+PLANTED.append(
+    Planted(
+        "pieces_of_a_download_are_not_synced",
+        objects_are_renamed_before_they_are_synced,
+        partial(_answers_hold, "downloaded"),
+    )
+)
 PLANTED.append(
     Planted(
         "deletes_are_not_synced_by_themselves",
