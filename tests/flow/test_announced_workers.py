@@ -49,6 +49,9 @@ async def test_a_handler_that_no_live_worker_has_is_refused(server: Api, system:
         await worker.renew()
     refused = await server.submit(job_of("nobody"))
     assert (refused.status, refused.json["code"]) == (400, "unknown_handler")
+    assert (
+        f"handler '{refused.json['handler']}'. They have {', '.join(refused.json['known'])}." in refused.json["detail"]
+    )
     assert (refused.json["handler"], refused.json["known"]) == ("nobody", ["a", "b", "c"])
     for handler in ("a", "c"):
         assert (await server.submit(job_of(handler))).status == 201

@@ -569,6 +569,14 @@ def test_a_list_without_a_task_is_refused_before_there_is_a_job(up: Cli, site: s
     up.write("one.csv", "link,tag", *["no url,a"] * 30, f"{site}/quick/1,b")
     assert up("submit", "one.csv", "--url-column", "link").returncode == 0
     assert len(up.json("jobs")) == before + 1
+    (up.place / "book.xlsx").write_bytes(b"PK\x03\x04" + bytes(100))
+    (up.place / "one.txt.xz").write_bytes(b"\xfd7zXZ" + bytes(100))
+    for name, said in (("book.xlsx", "Excel file"), ("one.txt.xz", "compressed with xz")):
+        for command in (["submit", name], ["submit", name, "one.csv"], ["schedules", "create", "0 6 * * *", name]):
+            refused = up(*command)
+            assert (refused.returncode, refused.stdout) == (2, ""), command
+            assert said in refused.stderr
+    assert len(up.json("jobs")) == before + 1
     assert up.json("schedules", "list") == schedules
 
 

@@ -128,7 +128,7 @@ def create(
 ) -> None:
     """Create a schedule that starts a job at each fire."""
     from conveyor.cli.connection import connect
-    from conveyor.cli.staging import format_of, refuse_without_column, refuse_without_tasks
+    from conveyor.cli.staging import format_of, refuse_unreadable, refuse_without_tasks
 
     if (tasks is None) == (source is None):
         raise BadInput("Pass a list of tasks, or --from with the URL of a list.")
@@ -164,7 +164,7 @@ def create(
         spec["changed_only"] = True
     settings = Settings.load(url=url, data=data)
     if tasks is not None:
-        refuse_without_column(str(tasks), job.get("kind"), url_column)
+        refuse_unreadable(str(tasks), job.get("kind"), url_column)
     with connect(settings) as client:
         if tasks is not None:
             form = format_of([str(tasks)])

@@ -39,13 +39,14 @@ def format_of(lists: Sequence[str]) -> Any:
     return None if implied is None else implied.value
 
 
-def refuse_without_column(path: str, kind: str | None, url_column: str | None) -> None:
-    """Refuse a csv without the column for URLs here, not in the ingest of the job. Raises ListUnreadable."""
+def refuse_unreadable(path: str, kind: str | None, url_column: str | None) -> None:
+    """Refuse an archive, an Excel file and a csv without the column for URLs here, not in the ingest of the job. Raises
+    ListUnreadable."""
     from conveyor.cli.loop import run_async
-    from conveyor.lists.list_files import check_columns
+    from conveyor.lists.list_files import check_readable
     from conveyor.model import JobKind
 
-    run_async(check_columns(path, JobKind(kind or JobKind.FETCH), url_column))
+    run_async(check_readable(path, JobKind(kind or JobKind.FETCH), url_column))
 
 
 def refuse_without_tasks(

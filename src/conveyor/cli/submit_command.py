@@ -93,7 +93,7 @@ def submit(
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.run_directory import check_lists, expand_lists, is_plain_file
-    from conveyor.cli.staging import refuse_without_column
+    from conveyor.cli.staging import refuse_unreadable
     from conveyor.cli.watch_command import watch_job
 
     lists = expand_lists(lists)
@@ -127,7 +127,7 @@ def submit(
         on_exhausted=on_exhausted,
     )
     if len(lists) == 1 and is_plain_file(lists[0]):
-        refuse_without_column(lists[0], spec.get("kind"), url_column)
+        refuse_unreadable(lists[0], spec.get("kind"), url_column)
     with connect(settings) as client:
         job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes, url_column)
         if wait:

@@ -27,6 +27,8 @@ ANNOUNCE_SECONDS = 60.0
 _LIVES = 3 * ANNOUNCE_SECONDS
 _MAX_WORKERS = 1000
 _MAX_HANDLERS = 500
+# Handlers that an error names.
+_MAX_NAMED = 20
 # How long the handlers of the fleet are cached.
 _FRESH = 10.0
 
@@ -120,7 +122,14 @@ class KnownHandlers:
         or if any of them does not tell its handlers."""
         if name is None or await self._has(name):
             return
-        raise UnknownHandler(handler=name, known=sorted(self._names or ())[:20])
+        known = sorted(self._names or ())
+        names = ", ".join(known[:_MAX_NAMED]) + (f" and {len(known) - _MAX_NAMED} more" if known[_MAX_NAMED:] else "")
+        raise UnknownHandler(
+            f"No live worker has the handler '{name}'. They have {names or 'none'}. Check its name, or start a worker "
+            "whose CONVEYOR_APP registers it.",
+            handler=name,
+            known=known[:_MAX_NAMED],
+        )
 
     async def _has(self, name: str) -> bool:
         now = self._clock.monotonic()

@@ -59,13 +59,15 @@ async def pieces_of(
             yield piece
 
 
-async def check_columns(path: str, kind: JobKind, url_column: str | None) -> None:
-    """Check the columns of a csv on this machine before it is sent. Raises ListUnreadable."""
-    if format_from_name(path) is not ListFormat.CSV and url_column is None:
-        return
+async def check_readable(path: str, kind: JobKind, url_column: str | None) -> None:
+    """Check a list on this machine before it is sent: that it is no archive, and the columns of a csv. Raises
+    ListUnreadable."""
     raw = aiter(_raw_pieces(path, _HEAD, None))
     head = await take(raw, _HEAD)
-    plain = aiter(decompressed(_chain(head, raw), detect_compression(head), _PIECE))
+    compression = detect_compression(head)
+    if format_from_name(path) is not ListFormat.CSV and url_column is None:
+        return
+    plain = aiter(decompressed(_chain(head, raw), compression, _PIECE))
     first = await take(plain, _HEAD)
     check_header(first.partition(b"\n")[0], kind, url_column)
 
