@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import os
-import sys
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -191,22 +191,24 @@ async def serve(port: int, on_ready: Callable[[int], None], stopped: asyncio.Eve
 
 
 async def _serve_until_input_ends(port: int) -> None:
+    """Who started it for a while holds a pipe to it. In a terminal or in the background it serves until Ctrl-C."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
         # Not sys.stdin.buffer: a read holds its lock, and the interpreter then fails at exit.
-        while os.read(sys.stdin.fileno(), 4096):
+        while os.read(0, 4096):
             pass
         loop.call_soon_threadsafe(stopped.set)
 
-    # A daemon: a blocked read must not keep the process alive after Ctrl-C.
-    threading.Thread(target=watch, daemon=True).start()
+    if stat.S_ISFIFO(mode := os.fstat(0).st_mode) or stat.S_ISSOCK(mode):
+        # A daemon: a blocked read must not keep the process alive after Ctrl-C.
+        threading.Thread(target=watch, daemon=True).start()
     await serve(port, lambda bound: print(bound, flush=True), stopped)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until standard input closes."""
+    """Serve until Ctrl-C, or until standard input closes, if that is a pipe."""
     parser = argparse.ArgumentParser(
         prog="python -m conveyor.demo.site", description="Serve the target site of the demo."
     )

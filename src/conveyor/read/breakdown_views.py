@@ -220,7 +220,9 @@ def _sample_json(key: RunKey, sample: ErrorSample) -> dict[str, Any]:
 
 def _tally_json(tally: HostTally, run: Run, now: float) -> dict[str, Any]:
     """`rate` is the current one; of a finished run, the mean from the first attempt to the last."""
-    mean = tally.attempts / max(tally.last_at - tally.first_at, 1.0)
+    # The first attempt took time, too: a short run is as long as it was.
+    lasted = 1.0 if run.ended_at is None else min(max(run.ended_at - run.created_at, 0.001), 1.0)
+    mean = tally.attempts / max(tally.last_at - tally.first_at, lasted)
     return {
         "attempts": tally.attempts,
         "succeeded": tally.succeeded,
