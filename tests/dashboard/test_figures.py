@@ -206,6 +206,25 @@ def test_tables_are_sorted_by_their_columns(here: World, visit: Open) -> None:
     usable(page)
 
 
+def test_cancelled_tasks_are_no_throughput(here: World, visit: Open) -> None:
+    """All of them are cancelled at once, and the end of a run is shown as it is, however soon one looks."""
+    job = here.submit(name="Cut short", tasks=[f"{here.site.url}/slow/{200 + n}" for n in range(2000)], concurrency=2)
+    here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["counts"]["succeeded"] > 5)
+    here.ask("POST", f"/v1/jobs/{job}/cancel")
+    page = visit(f"#/jobs/{job}")
+    chart = page.get_by_role("img", name=re.compile("2,000 of 2,000 tasks finished"))
+    expect(chart).to_be_visible()
+    expect(page.locator(".tile", has_text="In progress")).to_have_text("In progress00 pending", timeout=8_000)
+    expect(page.locator(".tile", has_text="Finished")).to_contain_text("100%")
+    fastest = re.search(r"at most ([\d.]+)/s", chart.get_attribute("aria-label") or "")
+    assert fastest is not None
+    assert float(fastest[1]) < 50
+    script = """import('/dashboard/parts/charts.js').then(({ throughput }) => throughput(
+        [[0, 0], [1000, 10], [2000, 20], [2004, 22]].map(([t, worked]) => ({ t, worked, done: worked, failed: 0 }))
+        ).map(({ from, to, rate }) => [from, to, Math.round(rate)]))"""
+    assert page.evaluate(script) == [[0, 1000, 10], [1000, 2004, 12]], "the end is no interval of its own"
+
+
 def test_tables_are_sorted_on_a_phone(here: World, visit: Open) -> None:
     """Their rows are cards there, without a head over columns."""
     job = here.submit(name="Phone", tasks=[f"{here.site.url}/page/{number}" for number in range(3)])

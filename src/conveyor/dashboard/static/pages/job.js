@@ -156,8 +156,9 @@ export async function jobPage(root, signal, jobId) {
     // The stream does not carry throughput and time left.
     if (another || hasEnded(now.state) || Date.now() - asked >= SLOW) void catchUp();
   };
-  let isLate = hasEnded(job.state);
-  /** A run that is watched to its end is looked at again. */
+  // Tasks of a run that was cancelled a moment ago are still to be cancelled.
+  let isLate = hasEnded(job.state) && job.run.counts.pending === 0;
+  /** A run that is watched to its end, or whose tasks are not at theirs, is looked at again. */
   const lookLater = () => {
     if (isLate || !hasEnded(job.state)) return;
     isLate = true;

@@ -65,7 +65,8 @@ export function timeRange(changed) {
   };
 }
 
-/** @typedef {{t: number, done: number, failed: number}} Point */
+/** `worked` leaves out cancelled tasks: they took no work. */
+/** @typedef {{t: number, done: number, worked: number, failed: number}} Point */
 /** @typedef {{from: number, to: number, point: Point, rate: number, retries: number}} Interval */
 
 /** Finished tasks over time, and below it the throughput with retries. */
@@ -80,6 +81,7 @@ export function progressChart() {
     const all = samples.map((each) => ({
       t: Date.parse(each.at),
       failed: each.failed,
+      worked: each.succeeded + each.failed,
       done: each.succeeded + each.failed + each.cancelled,
     }));
     const end = all[all.length - 1];
@@ -249,19 +251,23 @@ function histogram(durations) {
 }
 
 /**
- * Finished tasks a second, over intervals that are long enough to be meaningful.
+ * Tasks that succeeded or failed a second, over intervals that are long enough to be meaningful.
  * @param {Point[]} points
+ * @returns {Omit<Interval, "retries">[]}
  */
-function throughput(points) {
-  const least = Math.max((points[points.length - 1].t - points[0].t) / INTERVALS, 500);
-  /** @type {Omit<Interval, "retries">[]} */
-  const found = [];
-  let from = points[0];
-  points.slice(1).forEach((point, at) => {
-    const lasted = Math.max(point.t - from.t, 1);
-    if (lasted < least && at < points.length - 2) return;
-    found.push({ from: from.t, to: point.t, point, rate: ((point.done - from.done) * 1000) / lasted });
-    from = point;
+export function throughput(points) {
+  const last = points[points.length - 1];
+  const least = Math.max((last.t - points[0].t) / INTERVALS, 500);
+  const bounds = [points[0]];
+  for (const point of points.slice(1)) {
+    if (point.t - bounds[bounds.length - 1].t >= least) bounds.push(point);
+  }
+  // What is left at the end is no interval of its own, unless it is all there is.
+  if (bounds.length > 1) bounds.pop();
+  bounds.push(last);
+  return bounds.slice(1).map((point, at) => {
+    const from = bounds[at];
+    const rate = ((point.worked - from.worked) * 1000) / Math.max(point.t - from.t, 1);
+    return { from: from.t, to: point.t, point, rate };
   });
-  return found;
 }
