@@ -18,9 +18,10 @@ from conveyor.engines import s3_parts
 from conveyor.model import TenantId
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
+from conveyor.recover.task_mover import TaskMover
 from conveyor.states import ENDED
-from conveyor.system import engine_findings, step_functions_findings
-from tests.servers import sources, sqs
+from conveyor.system import engine_findings, migrate, open_system, step_functions_findings
+from tests.servers import postgres, sources, sqs
 from tests.servers.aws import CREDENTIALS, aws
 from tests.servers.event_targets import shared_targets
 from tests.stacks.test_notifications import LongAgo
@@ -365,6 +366,22 @@ async def retention(fleet: RunningFleet, site: Site) -> None:
     assert sum(each.blobs for each in removed) > 10, removed
 
 
+async def move_tasks(fleet: RunningFleet, site: Site) -> None:
+    """The operator moves the tasks of finished jobs to Postgres, and deletes what they left."""
+    made = await fleet.api.submit({"tasks": [site.url("/ok"), site.url("/status/404")]})
+    await ended(fleet.api, made.json["id"])
+    settings = fleet.systems["operator"].settings
+    target = postgres.url_of(settings.data)
+    both = msgspec.structs.replace(settings, data=settings.data / "moving", other_tasks=target)
+    await migrate(both, SystemClock())
+    async with open_system(both, SystemClock()) as system:
+        mover = TaskMover(system, system.task_stores[target])
+        await until(mover.move, lambda totals: totals.jobs > 0)
+        await mover.clean()
+    assert mover.totals.blocked == {}
+    assert mover.totals.deleted > 2, mover.totals
+
+
 Flow = Callable[[RunningFleet, Site], Awaitable[None]]
 # Each with the roles that it needs beside a worker and an ingester.
 FLOWS: tuple[tuple[Flow, tuple[str, ...]], ...] = (
@@ -391,6 +408,8 @@ FLOWS: tuple[tuple[Flow, tuple[str, ...]], ...] = (
     (delete, ()),
     (verify, ()),
     (retention, ()),
+    # Last: the other roles do not open the engine that it moves to.
+    (move_tasks, ("sweep",)),
 )
 
 

@@ -15,6 +15,7 @@ from conveyor.system import engine_findings
 from deploy.aws.generate.calls import CALLS, ROLES
 from tests.stacks import policy_flows
 from tests.stacks.policy_flows import FLOWS
+from tests.stacks.policy_routes import every_route
 from tests.support.gated_fleet import GatedFleet, Policies, checked_in, filled, gated_fleet, values_of
 from tests.support.policy_gate import Need
 from tests.support.target_site import Site
@@ -50,7 +51,7 @@ async def run_every_flow(fleet: GatedFleet) -> None:
     fleet.ledger.flow = "doctor"
     await policy_flows.doctor(fleet)
     async with Site() as site, fleet.running() as running:
-        for flow, roles in FLOWS:
+        for flow, roles in ((every_route, ("sweep", "schedule")), *FLOWS):
             fleet.ledger.flow = flow.__name__
             async with running.with_roles(roles):
                 await flow(running, site)
