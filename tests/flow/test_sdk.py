@@ -156,6 +156,14 @@ async def test_lines_that_are_no_task(server: Api) -> None:
         assert "items" in job.hosts()
         refused = client.submit(mixed, on_invalid="reject").wait(timeout=PATIENCE)
         assert (refused.state, refused.total) == ("failed", 0)
+        # Those of a short list are treated alike, and a repeated call makes no second job.
+        short = [*urls(3), "no url", *urls(2), {"url": "ftp://example.com"}]
+        few = client.submit(short, idempotency_key="short").wait(timeout=PATIENCE)
+        assert (few.total, few.invalid, few.succeeded) == (5, 2, 5)
+        assert [line.line for line in few.invalid_lines()] == [4, 7]
+        assert client.submit(short, idempotency_key="short").id == few.id
+        with pytest.raises(errors.InvalidTasks):
+            client.submit(short, on_invalid="reject")
         with pytest.raises(errors.InvalidTasks) as caught:
             client.submit(["no url"])
         assert caught.value.details["errors"][0]["index"] == 0
