@@ -334,6 +334,31 @@ class TestNewJob:
         page.goto(f"{here.url}/#/new")
         expect(page.get_by_role("textbox", name="Or type it")).to_have_value(re.compile("nonsense"))
         expect(page.get_by_text("Line 2:")).to_be_visible()
+        # A file, too.
+        chosen = tmp_path / "chosen.txt"
+        chosen.write_text(f"{here.site.url}/page/1\n")
+        page.locator("input[type=file]").set_input_files(chosen)
+        expect(page.get_by_text("Read as text: 1 task")).to_be_visible()
+        page.get_by_text("More options").click()
+        page.get_by_label("Extract").fill("words")
+        page.get_by_role("link", name="Fleet").click()
+        expect(heading(page, "Fleet")).to_be_visible()
+        page.go_back()
+        expect(page.get_by_text("chosen.txt")).to_be_visible()
+        button(page, "Submit").click()
+        expect(page.locator(".title .pill")).to_have_text("completed")
+        job = page.url.rpartition("/")[2]
+        assert here.ask("GET", f"/v1/jobs/{job}")["options"]["extract"] == "words"
+        assert here.ask("GET", f"/v1/jobs/{job}/results")["items"][0]["extracted"]["first"] == "Page"
+        page.goto(f"{here.url}/#/new")
+        expect(page.get_by_text("Drop a list here")).to_be_visible()
+        page.get_by_role("textbox", name="Or type it").fill(f"{here.site.url}/page/1\nnonsense\n")
+        page.get_by_text("More options").click()
+        page.get_by_label("Invalid lines").select_option("reject")
+        button(page, "Submit").click()
+        expect(page.locator(".notice.bad")).to_contain_text("The list has 1 invalid line")
+        page.goto(f"{here.url}/#/new")
+        page.get_by_role("textbox", name="Or type it").fill(f"{here.site.url}/page/1\nnonsense\n")
         button(page, "Submit").click()
         lines = page.get_by_role("table", name="Invalid lines")
         expect(lines.get_by_role("row").last).to_contain_text("nonsense")

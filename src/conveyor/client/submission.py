@@ -1,7 +1,7 @@
-"""Submit a list as a job. A few tasks go in the request itself. A longer list, or one with invalid tasks, is collected into a file, announced to
-the server, uploaded to the URL that it returns, and named in the request. A list in a bucket or behind a URL is named
-in the request, and the server reads it; if the server may not, the client reads it from its bucket and uploads it. All
-steps share one idempotency key, so that retries make one upload and one job.
+"""Submit a list as a job. A few tasks go in the request itself. A longer list, or one with invalid tasks, is collected
+into a file, announced to the server, uploaded to the URL that it returns, and named in the request. A list in a bucket
+or behind a URL is named in the request, and the server reads it; if the server may not, the client reads it from its
+bucket and uploads it. All steps share one idempotency key, so that retries make one upload and one job.
 """
 
 import io

@@ -17,6 +17,8 @@ const MORE = named([
   "rate_per_host",
   "concurrency_per_host",
   "pace",
+  "robots",
+  "gateway",
   "priority",
   "retention_days",
   "on_exhausted",
@@ -24,10 +26,13 @@ const MORE = named([
   "headers",
 ]);
 
+/** The file that was chosen last: no draft can store it, and this page may be left for another one. @type {File | null} */
+let kept = null;
+
 /** @type {import("../main.js").Page} */
 export async function newJobPage(root, signal) {
   /** @type {File | null} */
-  let chosen = null;
+  let chosen = kept;
   const workers = await get("/v1/workers", {}, signal).catch(() => ({ workers: [] }));
   const handlers = handlersOf(workers.workers);
   const file = h("input", {
@@ -59,13 +64,20 @@ export async function newJobPage(root, signal) {
     handler,
     handlers.length ? `Live workers have ${handlers.join(", ")}.` : "The name given to @conveyor.task.",
   );
+  const extract = field(
+    "extract",
+    "Extract",
+    text("extract", { list: "handlers" }),
+    "A function that gets each page, and whose result is kept beside it.",
+  );
+  const invalid = choice("on_invalid", [["skip", "skip them"], ["reject", "reject the list"]]);
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const status = h("p", { class: "muted", role: "status" });
   const button = h("button", { type: "submit", class: "primary" }, "Submit");
   const preview = listPreview(signal);
 
   const choose = (/** @type {File | null} */ selected) => {
-    chosen = selected;
+    chosen = kept = selected;
     if (selected) typed.value = "";
     else file.value = "";
     show();
@@ -83,6 +95,7 @@ export async function newJobPage(root, signal) {
         : [h("b", {}, "Drop a list here"), " or choose a file: text, jsonl or csv; plain, gzip, zstd or bzip2"],
     );
     handlerField.hidden = kind.value !== "python";
+    extract.hidden = kind.value === "python";
     for (const option of MORE) {
       const place = form.elements.namedItem(option.name)?.closest(".field");
       if (place) place.hidden = !applies(option, kind.value, "closed");
@@ -120,6 +133,7 @@ export async function newJobPage(root, signal) {
         signal,
       );
       forget();
+      kept = null;
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {
       if (signal.aborted) return;
@@ -149,7 +163,12 @@ export async function newJobPage(root, signal) {
       FIRST.map(optional),
     ),
     h("datalist", { id: "handlers" }, handlers.map((value) => h("option", { value }))),
-    h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" }, MORE.map(optional))),
+    h(
+      "details",
+      {},
+      h("summary", {}, "More options"),
+      h("div", { class: "fields" }, extract, field("on_invalid", "Invalid lines", invalid), MORE.map(optional)),
+    ),
     problem,
     h("div", { class: "actions" }, button, h("a", { class: "button quiet", href: "#/jobs" }, "Cancel"), status),
   );
@@ -168,7 +187,7 @@ function optional(option) {
   const control = node.querySelector("input, textarea");
   if (control && typeof option.standard === "number") control.placeholder = String(option.standard);
   // What may hold secrets is not stored with the draft.
-  if (option.type === "headers") control.dataset.secret = "";
+  if (control && ["headers", "gateway"].includes(option.type)) control.dataset.secret = "";
   return node;
 }
 
@@ -181,6 +200,7 @@ function handlersOf(workers) {
 function optionsOf(form, chosen) {
   const kind = textOf(form, "kind");
   const name = textOf(form, "name") || chosen?.name.slice(0, 200);
+  const extract = kind === "python" ? "" : textOf(form, "extract");
   const typed = [...FIRST, ...MORE].filter((option) => applies(option, kind, "closed"))
     .map((option) => /** @type {const} */ ([option, textOf(form, option.name)]))
     .filter(([option, value]) => value !== "" && value !== option.standard);
@@ -188,6 +208,8 @@ function optionsOf(form, chosen) {
     kind,
     ...(name ? { name } : {}),
     ...(kind === "python" ? { handler: textOf(form, "handler") } : {}),
+    ...(extract ? { extract } : {}),
+    ...(textOf(form, "on_invalid") === "reject" ? { on_invalid: "reject" } : {}),
     ...changesOf({}, new Map(typed)),
   };
 }
