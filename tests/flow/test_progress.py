@@ -168,7 +168,8 @@ async def test_downloads_in_progress_are_added_up(system: System) -> None:
     )
     found = await shown(system, job)
     assert found["transfers"] == {"tasks": 2, "done": 800, "total": 3000, "rate": 15.5}
-    assert view_job(Snapshot.of(found)).done == "0 of 6 done, downloading 800 B of 2.9 KiB at 15 B/s"
+    view = view_job(Snapshot.of(found))
+    assert (view.done, view.rate) == ("0 of 6 done, now 800 B of 2.9 KiB", "15 B/s")
     await store_progress(system, job, TaskProgress(RunId("run_1"), 4, 1, "d", START, 100, None))
     # It waits to resume.
     await store_progress(system, job, TaskProgress(RunId("run_1"), 5, 2, "e", START, 100, 200, 70.0), due_at=None)

@@ -13,7 +13,8 @@ Show = Callable[[View], None]
 
 _LINE_SECONDS = 5.0
 # Width of the bar itself; the text beside it needs the rest of a narrow terminal.
-_WIDTH = 16
+_WIDTH, _NARROW_WIDTH = 16, 8
+_NARROW = 100
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def _live(title: str, console: Console) -> Iterator[Show]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(_WIDTH),
+        BarColumn(_NARROW_WIDTH if console.width < _NARROW else _WIDTH),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[done]}"),
         TextColumn("[red]{task.fields[problems]}"),

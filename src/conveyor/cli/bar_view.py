@@ -74,9 +74,9 @@ def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:
 def _transfers(now: Snapshot) -> str:
     if now.transfers is None or now.ended:
         return ""
-    done, total, rate = now.transfers
+    done, total, _ = now.transfers
     of = "" if total is None else f" of {text.size(total)}"
-    return f", downloading {text.size(done)}{of} at {text.size(int(rate))}/s"
+    return f", now {text.size(done)}{of}"
 
 
 def _problems(now: Snapshot) -> str:
@@ -86,6 +86,9 @@ def _problems(now: Snapshot) -> str:
 
 
 def _rate(now: Snapshot) -> str:
+    """Of files, the bytes a second say more than the tasks, and a narrow terminal has no room for both."""
+    if now.transfers is not None and not now.ended:
+        return f"{text.size(int(now.transfers[2]))}/s"
     return "" if now.rate is None else text.rate(now.rate)
 
 
