@@ -176,6 +176,31 @@ def test_what_was_extracted_is_shown(here: World, visit: Open) -> None:
     expect(page.get_by_role("heading", name="Extracted")).to_have_count(0)
 
 
+def test_stored_bodies_are_extracted_again(here: World, visit: Open) -> None:
+    """By another function, and without a request."""
+    job = here.submit(tasks=[f"{here.site.url}/page/1"], extract="words")
+    here.ended(job)
+    page = visit(f"#/jobs/{job}")
+    button(page, "Rerun…").click()
+    expect(page.get_by_label("Function")).to_have_value("words")
+    page.get_by_label("Function").fill("letters")
+    page.get_by_label("Extract again").check()
+    confirm(page, "Rerun")
+    here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["run"]["number"] == 2)
+    here.ended(job)
+    lineage = here.ask("GET", f"/v1/jobs/{job}")["run"]["lineage"]
+    assert (lineage["extract_only"], lineage["options"]) == (True, {"extract": "letters"})
+    [task] = here.ask("GET", f"/v1/jobs/{job}/results")["items"]
+    assert list(task["extracted"]) == ["letters"]
+    plain = here.submit(tasks=[f"{here.site.url}/page/1"])
+    here.ended(plain)
+    page = visit(f"#/jobs/{plain}")
+    button(page, "Rerun…").click()
+    expect(page.get_by_label("Only what changed")).to_be_visible()
+    expect(page.get_by_label("Extract again")).to_have_count(0)
+    page.keyboard.press("Escape")
+
+
 def test_tables_are_sorted_by_their_columns(here: World, visit: Open) -> None:
     """Those of errors by host and of dead letters, whose rows can be selected in any order."""
     options = {"attempts": 1, "on_exhausted": "dead_letter", "breaker": {"enabled": False}}

@@ -437,12 +437,20 @@ class TestOperations:
         page.get_by_role("dialog").get_by_role("button", name="Create").click()
         expect(page.get_by_role("dialog")).to_contain_text("Give the URL of a list, or type its lines.")
         page.get_by_label("one URL per line").fill(f"{here.site.url}/page")
+        page.get_by_label("Attempts").fill("2")
+        page.get_by_label("Only what changed").check()
         confirm(page, "Create")
+        [made] = [each for each in here.ask("GET", "/v1/schedules")["items"] if each["name"] == "By hand"]
+        assert made["changed_only"]
+        assert made["job"] == {"attempts": 2, "tasks": [f"{here.site.url}/page"]}
         row = page.get_by_role("row").filter(has_text="By hand")
         expect(row).to_contain_text("At 06:00 on Monday through Friday")
         button(page, "Edit By hand").click()
         page.get_by_label("Cron").fill("*/5 * * * *")
+        expect(page.get_by_label("Only what changed")).to_be_checked()
+        page.get_by_label("Only what changed").uncheck()
         confirm(page, "Save")
+        assert not here.ask("GET", f"/v1/schedules/{made['id']}")["changed_only"]
         expect(row).to_contain_text("Every fifth minute of every hour")
         row.get_by_role("link", name="By hand").click()
         expect(page.get_by_text("No fires yet")).to_be_visible()

@@ -26,6 +26,11 @@ def words(page: Page) -> dict[str, Any]:
     return {"words": len(page.text.split()), "first": page.text.split()[0]}
 
 
+@handlers.task("letters")
+def letters(page: Page) -> dict[str, Any]:
+    return {"letters": sum(map(str.isalpha, page.text))}
+
+
 @handlers.task("double-async")
 async def double_async(value: int) -> int:
     await asyncio.sleep(0)

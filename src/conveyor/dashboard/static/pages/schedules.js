@@ -207,6 +207,12 @@ function timeFields(schedule = {}) {
         schedule.missed,
       ),
     ),
+    h(
+      "label",
+      { class: "choice" },
+      h("input", { type: "checkbox", name: "changed_only", checked: schedule.changed_only === true }),
+      "Only what changed: compare the pages of each job with those of the last one that has finished",
+    ),
   ];
 }
 
@@ -244,13 +250,14 @@ function createForm() {
       "Or type it, one URL per line",
       h("textarea", { id: "lines", name: "lines", rows: 4, spellcheck: "false" }),
     ),
+    h("div", { class: "fields" }, offeredFields("schedule-", {})),
   ];
 }
 
 /** @param {FormData} form */
 function timesOf(form) {
   const [name, cron, timezone, missed] = ["name", "cron", "timezone", "missed"].map((each) => textOf(form, each));
-  return { name: name || null, cron, timezone, missed };
+  return { name: name || null, cron, timezone, missed, changed_only: form.get("changed_only") !== null };
 }
 
 /** @param {FormData} form */
@@ -258,7 +265,7 @@ function newSchedule(form) {
   const tasks = textOf(form, "lines").split(/\s*\n\s*/).filter(Boolean);
   const url = textOf(form, "url");
   if (Boolean(url) === tasks.length > 0) throw new Error("Give the URL of a list, or type its lines.");
-  return { ...timesOf(form), job: url ? { source: { url } } : { tasks } };
+  return { ...timesOf(form), job: { ...offeredChanges(form, {}), ...(url ? { source: { url } } : { tasks }) } };
 }
 
 /** @param {Schedule} schedule */

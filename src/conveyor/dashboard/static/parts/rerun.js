@@ -39,7 +39,7 @@ export async function chooseRerun(job, errors) {
     title: "Rerun tasks",
     text: form(job, errors),
     action: "Rerun",
-    act: (data) => send("POST", `/v1/jobs/${job.id}/rerun`, requestOf(data), { key }).then(() => true),
+    act: (data) => send("POST", `/v1/jobs/${job.id}/rerun`, requestOf(data, job), { key }).then(() => true),
   });
   if (done) toast("The rerun has started.");
   return Boolean(done);
@@ -84,6 +84,15 @@ function form(job, errors) {
       h("input", { type: "checkbox", name: "changed_only" }),
       "Only what changed: unchanged pages are not sent again, and keep their bodies",
     ),
+    job.options.extract && [
+      h(
+        "label",
+        { class: "choice" },
+        h("input", { type: "checkbox", name: "extract_only" }),
+        "Extract again from the stored bodies, without a request",
+      ),
+      field("Function", h("input", { name: "extract", value: job.options.extract, maxlength: 200 })),
+    ],
     h("p", { class: "muted" }, "A new run repeats the chosen tasks. Earlier results stay."),
   ];
 }
@@ -95,9 +104,15 @@ function chooseMatching(event) {
   if (choice) choice.checked = true;
 }
 
-/** @param {FormData} data */
-function requestOf(data) {
-  return { select: selectOf(data), ...(data.get("changed_only") ? { changed_only: true } : {}) };
+/** @param {FormData} data @param {Job} job */
+function requestOf(data, job) {
+  const extract = String(data.get("extract") ?? "").trim();
+  return {
+    select: selectOf(data),
+    ...(data.get("changed_only") ? { changed_only: true } : {}),
+    ...(data.get("extract_only") ? { extract_only: true } : {}),
+    ...(extract && extract !== job.options.extract ? { options: { extract } } : {}),
+  };
 }
 
 /** @param {FormData} data @returns {Select} */
