@@ -176,6 +176,9 @@ def _try(start: "Start", state: State, figures: Figures, *, is_recorded: bool) -
     if record is None:
         return
     before = len(record.operations) - record.recorded_since
+    if not before:
+        # There was nothing to recover.
+        return
     chance = random.Random(f"again {state.seed}")
     second = [
         State(record.recorded_since + chance.randint(1, before), chance.choice(_LOSSES), chance.getrandbits(32))
