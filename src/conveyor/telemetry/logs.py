@@ -9,7 +9,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import Processor
 
-from conveyor.errors import DiskUnwritable, InvalidSetting
+from conveyor.errors import BodyDamaged, ConveyorError, DiskUnwritable, InvalidSetting
 from conveyor.telemetry import metrics
 from conveyor.telemetry.redact import printable, redact_event
 
@@ -86,13 +86,25 @@ def _drop_shown(_: object, __: str, event: MutableMapping[str, Any]) -> MutableM
 
 
 def _explain_disk(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A disk that cannot be written is no mistake in the code: its error says what to do, and needs no traceback."""
+    """A disk that cannot be written, or that damaged a body, is no mistake in the code: its error says what to do, and
+    needs no traceback."""
     given = event.get("exc_info")
     error = sys.exc_info()[1] if given is True else given[1] if isinstance(given, tuple) else given
-    if isinstance(error, DiskUnwritable):
+    cause = _cause_of(error)
+    if isinstance(cause, (DiskUnwritable, BodyDamaged)):
         del event["exc_info"]
-        event.setdefault("error", str(error))
+        event.setdefault("error", str(cause))
     return event
+
+
+def _cause_of(error: object) -> object:
+    """The error itself, or the only one that it was raised from: a framework raises its own while it streams."""
+    while isinstance(error, BaseException) and not isinstance(error, ConveyorError):
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__,)
+        if len(inner) != 1 or inner[0] is None:
+            return error
+        error = inner[0]
+    return error
 
 
 def _count(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

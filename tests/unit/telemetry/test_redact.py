@@ -14,9 +14,10 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from litestar.exceptions import LitestarException
 
 from conveyor.disk import full
-from conveyor.errors import DiskFull, EngineFailed
+from conveyor.errors import BodyDamaged, DiskFull, EngineFailed
 from conveyor.telemetry import metrics
 from conveyor.telemetry.logs import configure_log
 from conveyor.telemetry.redact import GONE, redact, redact_event
@@ -208,6 +209,27 @@ def test_a_full_disk_is_explained_without_a_traceback() -> None:
         for event in ("role tick failed", "request failed", "submit failed")
     ]
     assert "of another kind" in other["exception"]
+
+
+def test_a_damaged_body_is_explained_without_a_traceback() -> None:
+    def say() -> None:
+        log = structlog.get_logger()
+        damaged = BodyDamaged("a byte is another one")
+        log.error("request failed", exc_info=damaged)
+        try:
+            # As the framework does while it streams a response.
+            raise LitestarException("after response started") from ExceptionGroup("tasks", [damaged])
+        except LitestarException:
+            log.exception("response aborted")
+        log.error("another", exc_info=LitestarException("by itself"))
+        log.error("another", exc_info=ExceptionGroup("tasks", [damaged, ValueError("a mistake")]))
+
+    *damaged, own, two = [json.loads(line) for line in logged("json", say).splitlines()]
+    assert [(line["event"], line.get("error"), line.get("exception")) for line in damaged] == [
+        (event, "a byte is another one", None) for event in ("request failed", "response aborted")
+    ]
+    assert "by itself" in own["exception"]
+    assert "a mistake" in two["exception"]
 
 
 def test_a_child_process_says_nothing_else() -> None:
