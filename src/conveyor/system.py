@@ -447,11 +447,19 @@ def _opener(
         raise _extra_missing(seam.upper(), _EXTRAS.get(scheme, "aws"), error) from None
 
 
+def check_database_present(settings: Settings) -> None:
+    """Raise DatabaseUnusable if the embedded database is gone and its blobs are there."""
+    from conveyor.engines.sqlite.soundness import check_present
+
+    # With other records, the database may be younger than the blobs.
+    if not _url(settings, "records"):
+        check_present(settings.data / "conveyor.db", blob_directory(settings) or settings.data / "blobs")
+
+
 @asynccontextmanager
 async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
     from conveyor.engines.local_blobs import LocalBlobs
     from conveyor.engines.sqlite import SqliteEngine
-    from conveyor.engines.sqlite.soundness import check_present
 
     # Another engine has the blobs if they have an address of their own.
     blobs = LocalBlobs(settings.data / "blobs") if settings.blobs is None else None
@@ -459,9 +467,7 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
         # Several processes share a directory of blobs: create and lock no database in it.
         yield SimpleNamespace(blobs=blobs)
         return
-    if not _url(settings, "records"):
-        # With other records, the database may be younger than the blobs.
-        check_present(settings.data / "conveyor.db", blob_directory(settings) or settings.data / "blobs")
+    check_database_present(settings)
     async with SqliteEngine.open(settings.data, clock) as engine:
         yield SimpleNamespace(
             records=engine.records,

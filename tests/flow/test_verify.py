@@ -353,6 +353,13 @@ def test_the_command_says_what_is_wrong_and_what_to_do(
     }
     assert [path.name for path in place.iterdir()] == [segment.name]
     assert verify(settings.data, "--job", "job_unknown") == 2
+    (settings.data / "conveyor.db").unlink()
+    capsys.readouterr()
+    assert verify(settings.data) == 2
+    said = capsys.readouterr().err
+    assert "conveyor.db is missing, but" in said
+    assert "Restore the data directory from a backup" in said
+    assert not (settings.data / "conveyor.db").exists()
 
 
 def verify_elsewhere(settings: Settings) -> int:

@@ -91,11 +91,12 @@ async def _verify(
 ) -> int:
     from conveyor.cli.bar import progress_bar
     from conveyor.model import JobId
-    from conveyor.system import open_system
+    from conveyor.system import check_database_present, open_system
     from conveyor.verify.findings import UNREADABLE, Findings, error_text
     from conveyor.verify.installation import Installation
 
     if settings.records is None and not (settings.data / "conveyor.db").exists():
+        check_database_present(settings)
         raise BadInput(f"{settings.data} holds no data. Choose the data directory with --data.")
     only = None if job is None else JobId(job)
     share = share or (1.0 if settings.records is None else _SHARE)
