@@ -1,15 +1,34 @@
 """The jobs part of Records: jobs and their runs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from conveyor.engines.access_records import IdempotencyClaim
 from conveyor.engines.document_records import Document
-from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId, fnv32a
+from conveyor.model import (
+    Job,
+    JobId,
+    JobKind,
+    Mode,
+    Options,
+    OutboxEvent,
+    Page,
+    ResultLayout,
+    Run,
+    RunId,
+    TenantId,
+    fnv32a,
+)
 from conveyor.states import RunState
 
 # Jobs are spread over this many buckets, so that processes can share them out. Engines store the number.
 JOB_BUCKETS = 64
+
+# By value: a call of an enumeration takes longer than all else of a row. An unknown value is a KeyError.
+JOB_KINDS: Mapping[str, JobKind] = {each.value: each for each in JobKind}
+MODES: Mapping[str, Mode] = {each.value: each for each in Mode}
+RESULT_LAYOUTS: Mapping[str, ResultLayout] = {each.value: each for each in ResultLayout}
+RUN_STATES: Mapping[str, RunState] = {each.value: each for each in RunState}
 
 
 def bucket_of(job_id: JobId) -> int:

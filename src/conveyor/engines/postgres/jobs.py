@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.job_records import bucket_of
+from conveyor.engines.job_records import JOB_KINDS, MODES, RESULT_LAYOUTS, RUN_STATES, bucket_of
 from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
@@ -19,13 +19,10 @@ from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload
 from conveyor.model import (
     Job,
     JobId,
-    JobKind,
     Lineage,
-    Mode,
     Options,
     OutboxEvent,
     Page,
-    ResultLayout,
     Run,
     RunId,
     Source,
@@ -328,7 +325,7 @@ def _run(row: Any) -> Run:
     return Run(
         run_id=row["run_id"],
         number=row["number"],
-        state=RunState(row["run_state"]),
+        state=RUN_STATES[row["run_state"]],
         total=row["total"],
         last_batch=row["last_batch"],
         created_at=row["run_created_at"],
@@ -346,12 +343,12 @@ def _job(row: Any) -> Job:
         tenant=row["tenant"],
         job_id=row["job_id"],
         name=row["name"],
-        kind=JobKind(row["kind"]),
-        mode=Mode(row["mode"]),
+        kind=JOB_KINDS[row["kind"]],
+        mode=MODES[row["mode"]],
         options=_options.decode(row["options"]),
         task_shard_count=row["task_shard_count"],
-        result_layout=ResultLayout(row["result_layout"]),
-        state=RunState(row["state"]),
+        result_layout=RESULT_LAYOUTS[row["result_layout"]],
+        state=RUN_STATES[row["state"]],
         reason=row["reason"],
         created_at=row["created_at"],
         expires_at=None if row["expires_at"] == _NEVER else row["expires_at"],

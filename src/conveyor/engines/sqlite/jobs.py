@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.job_records import bucket_of
+from conveyor.engines.job_records import JOB_KINDS, MODES, RESULT_LAYOUTS, RUN_STATES, bucket_of
 from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
@@ -18,13 +18,10 @@ from conveyor.engines.sqlite.outbox import insert_event
 from conveyor.model import (
     Job,
     JobId,
-    JobKind,
     Lineage,
-    Mode,
     Options,
     OutboxEvent,
     Page,
-    ResultLayout,
     Run,
     RunId,
     Source,
@@ -336,7 +333,7 @@ def _run(row: Any) -> Run:
     return Run(
         run_id=run_id,
         number=number,
-        state=RunState(state),
+        state=RUN_STATES[state],
         total=total,
         last_batch=bool(last_batch),
         created_at=created_at,
@@ -370,12 +367,12 @@ def _job(row: Any) -> Job:
         tenant=tenant,
         job_id=job_id,
         name=name,
-        kind=JobKind(kind),
-        mode=Mode(mode),
+        kind=JOB_KINDS[kind],
+        mode=MODES[mode],
         options=_options.decode(options),
         task_shard_count=shards,
-        result_layout=ResultLayout(layout),
-        state=RunState(state),
+        result_layout=RESULT_LAYOUTS[layout],
+        state=RUN_STATES[state],
         reason=reason,
         created_at=created_at,
         expires_at=None if expires_at == _NEVER else expires_at,
