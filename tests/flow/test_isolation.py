@@ -1,5 +1,6 @@
 """One bad item of a housekeeping role: it is logged, counted, and looked at again; the others of its pass go on."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -50,6 +51,18 @@ class Poisoned:
             return await call(*given, **named)
 
         return poisoned
+
+
+class Counted:
+    """A seam that counts its calls."""
+
+    def __init__(self, seam: Any) -> None:
+        self._seam = seam
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._seam, name)
 
 
 def errors_of(role: str) -> float:
@@ -157,6 +170,29 @@ async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
         fleet.clock.advance(60.0)
         await notifier.run_once()
         assert await fleet.system.records.outbox.undispatched(100) == []
+
+
+async def test_one_tenant_that_makes_the_notifier_fail_stops_no_other() -> None:
+    async with open_fleet() as fleet:
+        bad = await fleet.submit(1)
+        await fleet.submit(1, tenant=OTHER)
+        documents: Any = Poisoned(fleet.system.records.documents, "documents", repr(ACME))
+        records = replace(fleet.system.records, documents=documents)
+        notifier = OutboxDispatcher(fleet.system.settings, records, fleet.system.tasks, fleet.clock)
+        assert (await notifier.run_once()).notices == 1
+        left: list[OutboxEvent] = await fleet.system.records.outbox.undispatched(100)
+        assert {notice.job_id for notice in left} == {bad.job_id}
+
+
+async def test_events_that_nobody_waits_for_cost_no_read_each() -> None:
+    async with open_fleet() as fleet:
+        for _ in range(50):
+            await fleet.submit(1)
+        documents = Counted(fleet.system.records.documents)
+        records: Any = replace(fleet.system.records, documents=documents)  # type: ignore[arg-type]  # it stands for one
+        notifier = OutboxDispatcher(fleet.system.settings, records, fleet.system.tasks, fleet.clock)
+        assert (await notifier.run_once()).notices == 50
+        assert documents.calls == Counter(documents=2), "the endpoints and the notify entries of the tenant"
 
 
 async def test_the_progress_notifier_goes_on_after_a_run_that_makes_it_fail() -> None:

@@ -96,12 +96,18 @@ class Isolation:
         """Work on the items of this process that do not rest, several at once. The name of an item is also its bucket,
         unless there is a function for it. Raises only the error of an engine that fails for all items, after the work
         under way is done."""
+        await self.each_own(self.own(items, name, bucket), name, work)
+
+    async def each_own(
+        self, items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[None]]
+    ) -> None:
+        """As `each`, on items that `own` has returned."""
 
         async def isolated(item: T) -> None:
             with self.item(name(item)):
                 await work(item)
 
-        await at_once(self.own(items, name, bucket), isolated)
+        await at_once(items, isolated)
 
     def own(
         self, items: Iterable[T], name: Callable[[T], str], bucket: Callable[[T], str] | None = None
