@@ -101,6 +101,20 @@ async def test_it_completes_as_a_move_does(atomic_engine: Any, clock: ManualCloc
     assert told[0].data == told[1].data
 
 
+async def test_a_completed_run_without_messages_needs_no_sweep(atomic_engine: Any, clock: ManualClock) -> None:
+    jobs = [await accepted(atomic_engine, clock, 1) for _ in range(3)]
+    chunks = [(await atomic_engine.queue.receive(run_queue(job.run.run_id), 1, 30.0))[0] for job in jobs]
+    # The second has a message left, which some worker has in flight, the third a requeued reference.
+    await atomic_engine.queue.send(recovery_queue(jobs[2].run.run_id), [Outgoing(b"again", 60.0)])
+    runs = [RunFlush(job, [end(0)], decide=decision(atomic_engine, clock, job)) for job in jobs]
+    acks = [(run_queue(jobs[at].run.run_id), chunks[at].receipt) for at in (0, 2)]
+    done = await atomic_engine.record_flush(runs, acks)
+    assert all(each.moved is not None for each in done)
+    unswept = await atomic_engine.records.jobs.unswept_jobs(10)
+    assert {job.job_id for job in unswept} == {jobs[1].job_id, jobs[2].job_id}
+    assert all([await state(atomic_engine, job) is RunState.COMPLETED for job in jobs])
+
+
 async def test_only_the_first_outcome_of_a_task_counts(atomic_engine: Any, clock: ManualClock) -> None:
     job = await accepted(atomic_engine, clock, 2)
     decide = decision(atomic_engine, clock, job)

@@ -13,6 +13,7 @@ from conveyor.engines.postgres.queries import made_for, named_texts
 from conveyor.engines.postgres.queue import parsed_receipt
 from conveyor.engines.postgres.tables import Numbered, split
 from conveyor.engines.postgres.tasks import replaced_outcomes
+from conveyor.engines.queue import recovery_queue, run_queue
 from conveyor.engines.records import Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.tasks import Finished, TaskEvent
 from conveyor.model import Counts, Replaced, RunId, TaskEnd, count_ends
@@ -213,6 +214,8 @@ async def _complete(db: PostgresSession, now: float, moves: Mapping[RunId, RunMo
     values = {
         "job_ids": [move.event.job_id for move in moves.values()],
         "run_ids": list(moves),
+        "run_queues": [run_queue(run_id) for run_id in moves],
+        "recovery_queues": [recovery_queue(run_id) for run_id in moves],
         "sources": sorted(next(iter(moves.values())).sources),
         "now": now,
         "default_days": DEFAULT_DAYS,

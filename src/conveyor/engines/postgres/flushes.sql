@@ -88,7 +88,9 @@ DELETE FROM messages AS m USING mine WHERE m.id = mine.id;
 
 -- name: complete_runs
 WITH wanted AS MATERIALIZED (
-    SELECT r.run_id FROM unnest(:job_ids::text[], :run_ids::text[]) AS w (job_id, run_id)
+    SELECT r.run_id, w.queue, w.recovery
+    FROM unnest(:job_ids::text[], :run_ids::text[], :run_queues::text[], :recovery_queues::text[])
+        AS w (job_id, run_id, queue, recovery)
     CROSS JOIN LATERAL (
         SELECT run_id FROM runs
         WHERE run_id = w.run_id AND job_id = w.job_id AND state = ANY(:sources::text[]) AND last_batch
@@ -97,7 +99,11 @@ WITH wanted AS MATERIALIZED (
         FOR NO KEY UPDATE
     ) AS r
 )
-UPDATE runs SET state = 'completed', ended_at = :now, swept = false
+-- One whose queues are empty leaves the sweeper nothing to clear. A worker that may still send to them has a message in
+-- flight, which is there.
+UPDATE runs SET state = 'completed', ended_at = :now,
+    swept = NOT EXISTS (SELECT FROM messages AS m WHERE m.queue = wanted.queue OFFSET 0)
+        AND NOT EXISTS (SELECT FROM messages AS m WHERE m.queue = wanted.recovery OFFSET 0)
 FROM wanted WHERE runs.run_id = wanted.run_id
 RETURNING runs.run_id;
 

@@ -8,6 +8,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from conveyor.engines.queue import run_queues
 from conveyor.engines.records import Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.sqlite.database import named_queries
 from conveyor.engines.sqlite.jobs import DEFAULT_DAYS, move_run
@@ -175,7 +176,8 @@ def _move(db: apsw.Connection, now: float, decided: Sequence[RunMove | None]) ->
 
 def _complete(db: apsw.Connection, now: float, moves: Mapping[RunId, RunMove]) -> set[RunId]:
     sources = next(iter(moves.values())).sources
-    values = {"run_ids": _encode(list(moves)).decode(), "sources": _encode(sorted(sources)).decode(), "now": now}
+    queues = [(run_id, *run_queues(run_id)) for run_id in moves]
+    values = {"runs": _encode(queues).decode(), "sources": _encode(sorted(sources)).decode(), "now": now}
     rows = _rows(db, "complete_runs", values)
     events = [moves[run_id].event for (run_id,) in rows]
     if events:

@@ -48,13 +48,20 @@ DELETE FROM messages WHERE id IN (
 );
 
 -- name: complete_runs
-UPDATE runs SET state = 'completed', ended_at = :now, swept = 0
-WHERE run_id IN (SELECT value FROM json_each(:run_ids))
+-- One whose queues are empty leaves the sweeper nothing to clear. A worker that may still send to them has a message in
+-- flight, which is there.
+WITH wanted AS MATERIALIZED (
+    SELECT value ->> 0 AS run_id, value ->> 1 AS queue, value ->> 2 AS recovery FROM json_each(:runs)
+)
+UPDATE runs SET state = 'completed', ended_at = :now,
+    swept = NOT EXISTS (SELECT 1 FROM messages WHERE queue IN (wanted.queue, wanted.recovery))
+FROM wanted
+WHERE runs.run_id = wanted.run_id
     AND state IN (SELECT value FROM json_each(:sources))
     AND last_batch = 1
     -- A job that has expired or was deleted may be half purged.
     AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now)
-RETURNING run_id;
+RETURNING runs.run_id;
 
 -- name: complete_jobs
 UPDATE jobs SET state = 'completed',
