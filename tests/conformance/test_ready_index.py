@@ -145,6 +145,14 @@ class TestTaking:
         clock.advance(0.8)
         assert await one.take(**own) == ["b0"]
 
+    async def test_a_worker_that_waits_for_its_own_runs_serves_other_tenants(
+        self, coordinator: Coordinator, clock: ManualClock, one: Looker
+    ) -> None:
+        await coordinator.mark_runs([mark("a0", "acme"), mark("b0", "bolt")])
+        clock.advance(0.3)
+        assert await one.take(overdue=0.25, unjoined=[TenantId("acme")], unjoined_overdue=1e9) == ["b0"]
+        assert await one.take(overdue=0.25, unjoined=[TenantId("acme")], unjoined_overdue=0.25) == ["a0"]
+
     async def test_a_mark_does_not_make_an_overdue_run_younger(
         self, coordinator: Coordinator, clock: ManualClock, one: Looker
     ) -> None:

@@ -84,7 +84,7 @@ class LookRequest(msgspec.Struct, frozen=True, array_like=True):
     # Runs that the worker cannot serve, and tenants whose runs it does not join.
     skipped: Sequence[RunId] = ()
     unjoined: Sequence[TenantId] = ()
-    # By how many seconds runs of these tenants must be overdue, at most as many as others; None: as others.
+    # By how many seconds runs of these tenants must be overdue; None: as others.
     unjoined_overdue: float | None = None
 
 

@@ -79,6 +79,8 @@ class Recorder:
         self._waiting_bytes = 0
         self._count = 0
         self._bytes = 0
+        # How many there were so far.
+        self.outcomes = 0
         self._has_outcomes = asyncio.Event()
         # Set when outcomes are added and when a flush ends: the batch may be complete.
         self._has_changed = asyncio.Event()
@@ -154,6 +156,7 @@ class Recorder:
         now = self._clock.monotonic()
         self._since.setdefault(self._flush_number, now)
         self._count += count
+        self.outcomes += count
         self._waiting_count += count
         self._waiting_bytes += size
         self._bytes += size

@@ -28,6 +28,8 @@ TAKE_LIMIT = 16
 # than it has slots, or many more runs.
 _PATIENCE = 0.25
 _RUNS_PER_SLOT = 8
+# No run is overdue by so many seconds.
+_NEVER = 1e9
 # The seats of a worker that died are free after this long, or a lease if that is shorter.
 _SEAT_SECONDS = 10.0
 # Jobs are read again after this long even if no change was marked: marks may be lost.
@@ -157,11 +159,12 @@ class Seats:
         if run_id in self._left:
             self.adopt(run_id, *self._left[run_id][:2])
 
-    async def look(self, *, free_slots: int, slots: int) -> SeatChanges:
-        """Take runs that are due, and read what has changed."""
+    async def look(self, *, free_slots: int, slots: int, is_quick: bool = False) -> SeatChanges:
+        """Take runs that are due, and read what has changed. `is_quick` says of a worker without a free slot that the
+        runs which it serves make room soon."""
         limit = min(TAKE_LIMIT, free_slots or slots)
         try:
-            look = await self._ask(limit, free_slots, slots)
+            look = await self._ask(limit, free_slots, slots, is_quick=is_quick)
         except ConveyorError as error:
             return await self._fall_back(error)
         self._answered_at = self._clock.monotonic()
@@ -206,20 +209,21 @@ class Seats:
         if not look.is_built and await self.rebuild():
             changes.is_more = True
 
-    async def _ask(self, limit: int, free_slots: int, slots: int) -> Look:
+    async def _ask(self, limit: int, free_slots: int, slots: int, *, is_quick: bool) -> Look:
         news = dict(self._news)
         request = self._request(news=list(news.values()), limit=limit)
         if not free_slots:
             # Each tenant has a share here. So the worker joins a run only if it serves no other of the tenant; and of
             # runs that nobody serves it takes those of its tenants sooner than other workers do: a tenant with many
-            # runs must not have a share of every worker.
+            # runs must not have a share of every worker. Where the runs that are here end soon, it waits for that.
             tenants = {job.tenant for job in self._held.values()}
             overdue = _PATIENCE * (1 + len(tenants) / slots)
+            of_own = min(overdue, _PATIENCE * (1 + len(self._held) / (_RUNS_PER_SLOT * slots)))
             request = msgspec.structs.replace(
                 request,
                 overdue=overdue,
                 unjoined=tuple(tenants),
-                unjoined_overdue=min(overdue, _PATIENCE * (1 + len(self._held) / (_RUNS_PER_SLOT * slots))),
+                unjoined_overdue=_NEVER if is_quick else of_own,
             )
         look = await self._coordinator.look_for_runs(request)
         self._news = {run_id: each for run_id, each in self._news.items() if news.get(run_id) is not each}

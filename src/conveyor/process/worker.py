@@ -52,6 +52,7 @@ from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.run_permits import RunPermits
 from conveyor.process.seats import SeatChanges, Seats
 from conveyor.process.slot_dealer import SlotDealer
+from conveyor.process.turnover import Turnover
 from conveyor.settings import Settings
 
 log = structlog.get_logger()
@@ -137,7 +138,7 @@ class Worker:
         self._seats = Seats(
             coordinator, records.jobs, tasks, clock, self.name, lease, executors.keys(), self._has_in_flight
         )
-        self._arrivals = Arrivals(queue)
+        self._arrivals, self._turnover = Arrivals(queue), Turnover(clock)
         self._permits = RunPermits(coordinator, clock, self.name, lease)
         self._renewal = LeaseRenewal(queue, clock, lease, self._in_flight)
         self._tenant_workers = TenantWorkers(coordinator, self.name)
@@ -357,9 +358,12 @@ class Worker:
         """Look for runs to serve, and for changes of those that are served."""
         if not self._is_started:
             await self._start()
-        new_runs = max(0, len(self._seats) - len(self._lanes))
-        free_slots = self._dealer.free_slots(self._lanes.values(), new_runs)
-        changes = await self._seats.look(free_slots=free_slots, slots=self._settings.worker_concurrency)
+        lanes, slots = self._lanes.values(), self._settings.worker_concurrency
+        new_runs = max(0, len(self._seats) - len(lanes))
+        free_slots = self._dealer.free_slots(lanes, new_runs)
+        self._turnover.note_look(self._recorder.outcomes, is_full=free_slots == 0)
+        is_quick = free_slots == 0 and self._turnover.is_quick(lanes, new_runs, slots)
+        changes = await self._seats.look(free_slots=free_slots, slots=slots, is_quick=is_quick)
         if changes:
             self._changes.append(changes)
             self.request_tick()

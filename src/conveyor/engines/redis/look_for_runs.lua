@@ -98,6 +98,7 @@ for _, tenant in ipairs(unjoined) do is_unjoined[tenant] = true end
 
 local latest = text(now - math.floor(overdue * 1000000))
 local latest_unjoined = unjoined_overdue and text(now - math.floor(unjoined_overdue * 1000000)) or latest
+local latest_of_any = (unjoined_overdue or overdue) < overdue and latest_unjoined or latest
 local taken = {}
 -- The place in each list of its first run that was not passed over.
 local places = {}
@@ -154,7 +155,7 @@ end
 -- Of the due tenants: all, or of more than CANDIDATES a quarter each of those that have waited for longest and of the
 -- newest, and others from a place that changes with every look.
 local function candidates()
-    local count = redis.call('ZCOUNT', TENANTS, '-inf', latest_unjoined)
+    local count = redis.call('ZCOUNT', TENANTS, '-inf', latest_of_any)
     if count == 0 then
         return {}
     elseif count <= CANDIDATES then
