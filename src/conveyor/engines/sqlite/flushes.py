@@ -23,6 +23,11 @@ SQL = named_queries("flushes.sql")
 
 _encode = msgspec.json.encode
 _pairs = msgspec.json.Decoder(list[tuple[int, int]])
+# A run, its tenant, its number, and whether it is a rerun.
+_numbered_runs = msgspec.json.Decoder(list[tuple[RunId, TenantId, int, int]])
+# The number of a run with its counts.
+_counts = msgspec.json.Decoder(list[tuple[int, int, int, int, int]])
+_run_ids = msgspec.json.Decoder(list[RunId])
 
 Moving = dict[int, list[TaskEnd]]
 
@@ -58,7 +63,7 @@ def flush(db: apsw.Connection, now: float, runs: Sequence[RunFlush], acks: Recei
 def _numbers(db: apsw.Connection, runs: Sequence[RunFlush]) -> tuple[dict[tuple[TenantId, RunId], int], set[int]]:
     """The numbers of the runs, and which of them are reruns."""
     run_ids = _encode([run.job.run.run_id for run in runs]).decode()
-    rows = _rows(db, "run_numbers", {"run_ids": run_ids})
+    rows = _numbered_runs.decode(_value(db, "run_numbers", {"run_ids": run_ids}))
     numbers = {(tenant, run_id): number for run_id, tenant, number, _ in rows}
     return numbers, {number for _, _, number, is_rerun in rows if is_rerun}
 
@@ -129,8 +134,7 @@ def _ends_and_details(ends: Sequence[tuple[int, TaskEnd]]) -> dict[str, Any]:
 def _unfinished(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> list[tuple[int, TaskEnd]]:
     """The ends of pending tasks."""
     wanted = [(number, end.index) for number, end in ends]
-    ((live,),) = _rows(db, "unfinished", {"tasks": _encode(wanted).decode()})
-    pending = set(_pairs.decode(live))
+    pending = set(_pairs.decode(_value(db, "unfinished", {"tasks": _encode(wanted).decode()})))
     return [(number, end) for number, end in ends if (number, end.index) in pending]
 
 
@@ -147,8 +151,11 @@ def _count(db: apsw.Connection, moving: Moving, reruns: set[int]) -> dict[int, C
             count_replaced_outcomes(db, number, ends)
     if errors:
         db.execute(SQL["count_errors"], {"counts": _encode(errors).decode()})
-    rows = _rows(db, "count", {"counts": _encode(more).decode()}) if more else []
-    return {number: Counts(*kept) for number, *kept in rows}
+    if not more:
+        return {}
+    values = {"counts": _encode(more).decode()}
+    db.execute(SQL["count"], values)
+    return {number: Counts(*kept) for number, *kept in _counts.decode(_value(db, "counts", values))}
 
 
 def _note(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> None:
@@ -176,17 +183,18 @@ def _move(db: apsw.Connection, now: float, decided: Sequence[RunMove | None]) ->
 
 def _complete(db: apsw.Connection, now: float, moves: Mapping[RunId, RunMove]) -> set[RunId]:
     sources = next(iter(moves.values())).sources
-    queues = [(run_id, *run_queues(run_id)) for run_id in moves]
-    values = {"runs": _encode(queues).decode(), "sources": _encode(sorted(sources)).decode(), "now": now}
-    rows = _rows(db, "complete_runs", values)
-    events = [moves[run_id].event for (run_id,) in rows]
+    values = {"run_ids": _encode(list(moves)).decode(), "sources": _encode(sorted(sources)).decode(), "now": now}
+    events = [moves[run_id].event for run_id in _run_ids.decode(_value(db, "completable_runs", values))]
     if events:
+        queues = [(event.run_id, *run_queues(event.run_id)) for event in events]
+        db.execute(SQL["complete_runs"], {"runs": _encode(queues).decode(), "now": now})
         pairs = _encode([(event.job_id, event.run_id) for event in events]).decode()
         db.execute(SQL["complete_jobs"], {"moved": pairs, "now": now, "default_days": DEFAULT_DAYS})
         insert_events(db, events)
     return {event.run_id for event in events}
 
 
-def _rows(db: apsw.Connection, query: str, values: dict[str, Any]) -> list[Any]:
-    rows: list[Any] = db.execute(SQL[query], values).fetchall()
-    return rows
+def _value(db: apsw.Connection, query: str, values: dict[str, Any]) -> Any:
+    """What a query returns that has one row of one value."""
+    ((value,),) = db.execute(SQL[query], values).fetchall()
+    return value

@@ -1,5 +1,8 @@
+-- What statements return for many runs is one row of JSON: each row more would hand over the interpreter lock once more.
+
 -- name: run_numbers
-SELECT run_id, tenant, run_no, rerun FROM task_runs WHERE run_id IN (SELECT value FROM json_each(:run_ids));
+SELECT json_group_array(json_array(run_id, tenant, run_no, rerun)) FROM task_runs
+WHERE run_id IN (SELECT value FROM json_each(:run_ids));
 
 -- name: unfinished
 SELECT json_group_array(json_array(t.run_no, t.idx))
@@ -27,8 +30,11 @@ WITH more AS MATERIALIZED (
 UPDATE task_runs
 SET succeeded = task_runs.succeeded + more.succeeded, failed = task_runs.failed + more.failed,
     cancelled = task_runs.cancelled + more.cancelled, unchanged = task_runs.unchanged + more.unchanged
-FROM more WHERE task_runs.run_no = more.run_no
-RETURNING run_no, succeeded, failed, cancelled, unchanged;
+FROM more WHERE task_runs.run_no = more.run_no;
+
+-- name: counts
+SELECT json_group_array(json_array(run_no, succeeded, failed, cancelled, unchanged)) FROM task_runs
+WHERE run_no IN (SELECT value ->> 0 FROM json_each(:counts));
 
 -- name: count_errors
 INSERT INTO task_errors (run_no, error_code, count)
@@ -47,6 +53,14 @@ DELETE FROM messages WHERE id IN (
     CROSS JOIN messages AS m ON m.id = r.id AND m.queue = r.queue AND m.delivery = r.delivery AND m.held = 1
 );
 
+-- name: completable_runs
+SELECT json_group_array(run_id) FROM runs
+WHERE run_id IN (SELECT value FROM json_each(:run_ids))
+    AND state IN (SELECT value FROM json_each(:sources))
+    AND last_batch = 1
+    -- A job that has expired or was deleted may be half purged.
+    AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now);
+
 -- name: complete_runs
 -- One whose queues are empty leaves the sweeper nothing to clear. A worker that may still send to them has a message in
 -- flight, which is there.
@@ -56,12 +70,7 @@ WITH wanted AS MATERIALIZED (
 UPDATE runs SET state = 'completed', ended_at = :now,
     swept = NOT EXISTS (SELECT 1 FROM messages WHERE queue IN (wanted.queue, wanted.recovery))
 FROM wanted
-WHERE runs.run_id = wanted.run_id
-    AND state IN (SELECT value FROM json_each(:sources))
-    AND last_batch = 1
-    -- A job that has expired or was deleted may be half purged.
-    AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now)
-RETURNING runs.run_id;
+WHERE runs.run_id = wanted.run_id;
 
 -- name: complete_jobs
 UPDATE jobs SET state = 'completed',

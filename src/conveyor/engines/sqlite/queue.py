@@ -16,6 +16,9 @@ from conveyor.model import Page
 
 SQL = named_queries("queue.sql")
 
+# The queue, id, delivery, receives, body in hex, and starts of messages.
+_taken = msgspec.json.Decoder(list[tuple[str, int, int, int, str, int]])
+
 _ROWS_IN_ONE_INSERT = 50
 _LONGEST_ID = 18
 
@@ -163,9 +166,27 @@ def _take_all(db: apsw.Connection, takes: list[_Take]) -> list[list[Any]]:
         now = max(takes[place].now for place in places.values())
         queues = msgspec.json.encode(list(places)).decode()
         values = {"queues": queues, "now": now, "until": now + visibility, "limit": limit}
-        for queue, *row in db.execute(SQL["take"], values).fetchall():
+        for queue, *row in _take_few(db, values) if len(places) == 1 else _take_many(db, values):
             taken[places[QueueName(str(queue))]].append(row)
     return taken
+
+
+def _take_few(db: apsw.Connection, values: dict[str, Any]) -> list[Any]:
+    """Take messages of one queue, of which there may be megabytes."""
+    rows: list[Any] = db.execute(SQL["take"], values).fetchall()
+    return rows
+
+
+def _take_many(db: apsw.Connection, values: dict[str, Any]) -> list[Any]:
+    """Take messages of many queues: few steps, however many there are."""
+    ((ids,),) = db.execute(SQL["due"], values).fetchall()
+    values |= {"ids": ids}
+    db.execute(SQL["take_due"], values)
+    taken: Any = db.execute(SQL["taken"], values).fetchall()[0][0]
+    return [
+        (queue, number, delivery, receives, bytes.fromhex(body), starts)
+        for queue, number, delivery, receives, body, starts in _taken.decode(taken)
+    ]
 
 
 def _ids(message_ids: Collection[str]) -> str:

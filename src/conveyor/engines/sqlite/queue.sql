@@ -10,6 +10,20 @@ WHERE id IN (
 )
 RETURNING queue, id, delivery, receives, body, starts;
 
+-- name: due
+-- For many receivers: what these statements return is one row of JSON, as in flushes.sql.
+SELECT json_group_array(due.id) FROM json_each(:queues) AS wanted CROSS JOIN messages AS due ON due.id IN (
+    SELECT id FROM messages WHERE queue = wanted.value AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit
+);
+
+-- name: take_due
+UPDATE messages SET visible_at = :until, receives = receives + 1, delivery = delivery + 1, held = 1
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: taken
+SELECT json_group_array(json_array(queue, id, delivery, receives, hex(body), starts)) FROM messages
+WHERE id IN (SELECT value FROM json_each(:ids));
+
 -- name: extend
 UPDATE messages SET visible_at = :until
 WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
