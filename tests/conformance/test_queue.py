@@ -16,6 +16,7 @@ from conveyor.engines.queue import (
     Outgoing,
     Queue,
     QueueName,
+    ReceivesMany,
     ReportsMessageAge,
     Reveals,
     SharesQueues,
@@ -96,6 +97,30 @@ class TestSendAndReceive:
         clock.advance(HOLD + 1)
         longer = [len(deliveries) for (_, limit, _), deliveries in zip(wanted, got, strict=True) if limit == 2]
         assert [len(await drain(queue, name)) for name in names] == [3 - count for count in longer]
+
+    async def test_one_step_receives_from_many_queues(self, queue: Queue, clock: ManualClock) -> None:
+        if not isinstance(queue, ReceivesMany):
+            # Of the engines in this suite, SQS has no such call.
+            assert type(queue).__name__ == "SqsQueue"
+            return
+        names = [run_queue(RunId(f"run{number}")) for number in range(5)]
+        for number, name in enumerate(names[:4]):
+            await queue.send(name, bodies(3, 10 * number))
+        await queue.send(names[4], [Outgoing(b"later", 60.0)])
+        (held,) = await queue.receive(names[3], 1, HOLD)
+        got = await queue.receive_many([(name, 2 + number % 2) for number, name in enumerate(names)], HOLD)
+        assert [len(deliveries) for deliveries in got] == [2, 3, 2, 2, 0]
+        for number, deliveries in enumerate(got):
+            assert {each.body for each in deliveries} <= {one.body for one in bodies(3, 10 * number)}
+            assert all((each.receives, each.lost_starts) == (1, 0) for each in deliveries)
+        assert held.body not in {each.body for each in got[3]}
+        assert await queue.receive_many([(name, 9) for name in (names[1], names[4])], HOLD) == [[], []]
+        for name, deliveries in zip(names, got, strict=True):
+            assert await queue.ack(name, [each.receipt for each in deliveries]) == frozenset()
+        assert [(await queue.depth(name)).total for name in names] == [1, 0, 1, 1, 1]
+        clock.advance(HOLD + 1)
+        again = await queue.receive_many([(name, 9) for name in names], HOLD)
+        assert [[each.receives for each in deliveries] for deliveries in again] == [[1], [], [1], [2], []]
 
     async def test_many(self, queue: Queue) -> None:
         """2,500 messages through two receivers, each acknowledged."""

@@ -122,15 +122,15 @@ async def test_a_job_says_that_it_waits_for_the_disk() -> None:
 
 async def check_wait(fleet: Fleet) -> None:
     job = await fleet.submit(5)
-    queue, is_full = fleet.system.queue, True
-    receive = queue.receive
+    queue: Any = fleet.system.queue
+    is_full, receive = True, queue.receive_many
 
     async def full(*given: Any) -> Any:
         if is_full:
             raise disk.full(fleet.system.settings.data)
         return await receive(*given)
 
-    queue.receive = full  # type: ignore[method-assign]
+    queue.receive_many = full
     worker = fleet.worker()
     fleet.start(worker)
 

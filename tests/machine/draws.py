@@ -71,6 +71,7 @@ HOT = [
     "queue.mark_started",
     "queue.mark_started",
     "queue.receive",
+    "queue.receive_many",
     "queue.extend",
     "queue.send",
     "queue.ack",

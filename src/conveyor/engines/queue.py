@@ -170,6 +170,14 @@ class SharesQueues(Protocol):
 
 
 @runtime_checkable
+class ReceivesMany(Protocol):
+    """A capability: one step receives from many queues."""
+
+    async def receive_many(self, takes: Sequence[tuple[QueueName, int]], visibility: float) -> list[list[Delivery]]:
+        """For each queue, of which none is there twice, what `receive` returns with this limit."""
+
+
+@runtime_checkable
 class Hastens(Protocol):
     """A capability: the engine can make delayed messages visible."""
 

@@ -4,7 +4,6 @@ It receives chunks for lanes that run low, from the recovery queue before the ru
 tasks; and splits or dead-letters chunks that were lost with their workers (chunk_decision.py).
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -12,7 +11,8 @@ import msgspec
 import structlog
 
 from conveyor.clock import CLOCK_SLACK, Clock
-from conveyor.engines.queue import Delivery, Queue, QueueName, kind_of, recovery_queue, run_queue
+from conveyor.coordination.parallel import together
+from conveyor.engines.queue import Delivery, Queue, QueueName, ReceivesMany, kind_of, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
@@ -80,6 +80,8 @@ class Feeder:
         self._records = records
         self._tasks = tasks
         self._queue = queue
+        # Asked once: the check of a capability is slow.
+        self._many = queue if isinstance(queue, ReceivesMany) else None
         self._lifecycle = lifecycle
         self._request_tick = request_tick
         self._trial = Trial(clock)
@@ -109,8 +111,11 @@ class Feeder:
         shortages = [(lane, *self._shortage(lane, now)) for lane in (*lanes[first:], *lanes[:first])]
         short = [(lane, recovered, new) for lane, recovered, new in shortages if recovered + new > 0]
         for start in range(0, len(short), _LANES_AT_ONCE):
-            batch = short[start : start + _LANES_AT_ONCE]
-            await asyncio.gather(*(self._fill_lane(*entry) for entry in batch if not self._is_over_budget(entry[0])))
+            batch = [entry for entry in short[start : start + _LANES_AT_ONCE] if not self._is_over_budget(entry[0])]
+            if self._many is None:
+                await together(*(self._fill_lane(*entry) for entry in batch))
+            else:
+                await self._fill_many(self._many, batch)
 
     def _shortage(self, lane: Lane, now: float) -> tuple[int, int]:
         """Return how many recovered and how many new references the lane should get."""
@@ -131,12 +136,39 @@ class Feeder:
         budget = self._settings.worker_held_bytes
         return self._leased_bytes >= (budget if lane.demand else 2 * budget)
 
+    async def _fill_many(self, queue: ReceivesMany, batch: Sequence[tuple[Lane, int, int]]) -> None:
+        """Receive for many lanes: recovered references of all of them by one call, then new ones by another."""
+        quick = [entry for entry in batch if entry[0].job.kind not in LONG_KINDS]
+        recovering = [(lane, recovered) for lane, recovered, _ in quick if recovered]
+        starting = [(lane, new) for lane, _, wanted in quick if (new := self._look_further(lane, wanted))]
+        for wants, is_recovered in ((recovering, True), (starting, False)):
+            if wants:
+                await self._receive_many(queue, wants, recovered=is_recovered)
+        long = [entry for entry in batch if entry[0].job.kind in LONG_KINDS]
+        if long:
+            await together(*(self._fill_lane(*entry) for entry in long))
+
+    async def _receive_many(self, queue: ReceivesMany, wants: Sequence[tuple[Lane, int]], *, recovered: bool) -> None:
+        takes = [_take_of(lane, count, recovered=recovered) for lane, count in wants]
+        received = await queue.receive_many(takes, self._settings.lease_seconds)
+        now = self._clock.monotonic()
+        admitting = []
+        for (lane, _), (name, _), deliveries in zip(wants, takes, received, strict=True):
+            _set_poll(lane, now, empty=not deliveries, recovered=recovered)
+            if deliveries:
+                admitting.append(self._take_in(lane, name, deliveries, recovered=recovered))
+        await together(*admitting)
+
+    def _look_further(self, lane: Lane, new: int) -> int:
+        """How many new references to receive: more, further down the queue, if nothing that was received can start."""
+        if not (lane.check_blocked() and new):
+            return new
+        lane.next_poll = self._clock.monotonic() + _BLOCKED_PAUSE
+        return _MAX_CHUNKS * lane.job.options.chunk_size
+
     async def _fill_lane(self, lane: Lane, recovered: int, new: int) -> None:
         """Receive recovered references first. A long task takes a slot for hours, so its lane gets one or the other."""
-        if lane.check_blocked() and new:
-            # Nothing that it received can start: look further down the queue.
-            new = _MAX_CHUNKS * lane.job.options.chunk_size
-            lane.next_poll = self._clock.monotonic() + _BLOCKED_PAUSE
+        new = self._look_further(lane, new)
         if lane.job.kind not in LONG_KINDS:
             if recovered:
                 await self._receive(lane, recovered, recovered=True)
@@ -150,14 +182,16 @@ class Feeder:
 
     async def _receive(self, lane: Lane, count: int, *, recovered: bool) -> bool:
         """Receive chunks and feed them to the lane. Returns False if the queue was empty."""
-        job = lane.job
-        queue = (recovery_queue if recovered else run_queue)(job.run.run_id)
-        # Most recovered references travel alone.
-        chunks = min(_MAX_CHUNKS, count if recovered else -(-count // job.options.chunk_size))
+        queue, chunks = _take_of(lane, count, recovered=recovered)
         deliveries = await self._queue.receive(queue, chunks, self._settings.lease_seconds)
         _set_poll(lane, self._clock.monotonic(), empty=not deliveries, recovered=recovered)
         if not deliveries:
             return False
+        await self._take_in(lane, queue, deliveries, recovered=recovered)
+        return True
+
+    async def _take_in(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
+        """Feed what was received to the lane."""
         self._leased_bytes += sum(len(delivery.body) for delivery in deliveries)
         try:
             await self._admit(lane, queue, deliveries, recovered=recovered)
@@ -166,11 +200,10 @@ class Feeder:
             unfed = [delivery.receipt for delivery in deliveries if delivery.receipt not in lane.chunks]
             await self._queue.release(queue, unfed, 0.0)
             raise
-        if min(lane.next_poll, lane.next_recovery) <= 0.0 and (lane.demand == 0 or job.kind in LONG_KINDS):
+        if min(lane.next_poll, lane.next_recovery) <= 0.0 and (lane.demand == 0 or lane.job.kind in LONG_KINDS):
             # After a crash all of these may have been finished: no runner will ask for more. Long tasks are received
             # one at a time: there may be slots for more.
             self._request_tick()
-        return True
 
     async def _admit(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
         """Look up which tasks are unfinished, decide on each chunk, and act on the decision."""
@@ -276,6 +309,14 @@ class Feeder:
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
         await self._queue.ack(chunk.queue, [chunk.receipt])
+
+
+def _take_of(lane: Lane, count: int, *, recovered: bool) -> tuple[QueueName, int]:
+    """The queue, and how many messages to take from it for so many references."""
+    run_id, size = lane.job.run.run_id, lane.job.options.chunk_size
+    # Most recovered references travel alone.
+    chunks = min(_MAX_CHUNKS, count if recovered else -(-count // size))
+    return (recovery_queue if recovered else run_queue)(run_id), chunks
 
 
 def _lease(

@@ -97,6 +97,15 @@ class PostgresQueue:
             raise got
         return got
 
+    async def receive_many(self, takes: Sequence[tuple[QueueName, int]], visibility: float) -> list[list[Delivery]]:
+        limits = {queue: limit for queue, limit in takes if limit > 0}
+        taken: dict[QueueName, list[Delivery]] = {queue: [] for queue, _ in takes}
+        if limits:
+            for queue, delivery in await self._take_from(limits, visibility):
+                taken[queue].append(delivery)
+            crashpoint("queue.receive.after")
+        return [taken[queue] for queue, _ in takes]
+
     async def _receive_all(self, takes: Sequence[_Receive]) -> list[list[Delivery] | ConveyorError]:
         """Receive for many receivers: a statement for those that want messages for as long. A statement that fails is
         the error of its receivers only: what the others have taken is theirs."""

@@ -19,6 +19,8 @@ SQL = named_queries("queue.sql")
 # The queue, id, delivery, receives, body in hex, and starts of messages.
 _taken = msgspec.json.Decoder(list[tuple[str, int, int, int, str, int]])
 
+_names = msgspec.json.Decoder(list[QueueName])
+
 _ROWS_IN_ONE_INSERT = 50
 _LONGEST_ID = 18
 
@@ -53,7 +55,20 @@ class SqliteQueue:
             return []
         rows = await self._database.write_jointly(_take_all, _Take(queue, limit, visibility, now))
         crashpoint("queue.receive.after")
-        return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[2], row[3], row[4]) for row in rows]
+        return _deliveries(rows)
+
+    async def receive_many(self, takes: Sequence[tuple[QueueName, int]], visibility: float) -> list[list[Delivery]]:
+        now = self._clock.now()
+        queues = msgspec.json.encode([queue for queue, _ in takes]).decode()
+        # As in `receive`, for all of them.
+        due = set(_names.decode(self._database.read_one(SQL["have_due"], {"queues": queues, "now": now})[0]))
+        wanted = [_Take(queue, limit, visibility, now) for queue, limit in takes if queue in due]
+        if not wanted:
+            return [[] for _ in takes]
+        rows = await self._database.write(lambda db: _take_all(db, wanted))
+        crashpoint("queue.receive.after")
+        taken = {take.queue: _deliveries(own) for take, own in zip(wanted, rows, strict=True)}
+        return [taken.get(queue, []) for queue, _ in takes]
 
     async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
         until = self._clock.now() + visibility
@@ -187,6 +202,10 @@ def _take_many(db: apsw.Connection, values: dict[str, Any]) -> list[Any]:
         (queue, number, delivery, receives, bytes.fromhex(body), starts)
         for queue, number, delivery, receives, body, starts in _taken.decode(taken)
     ]
+
+
+def _deliveries(rows: Sequence[Any]) -> list[Delivery]:
+    return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[2], row[3], row[4]) for row in rows]
 
 
 def _ids(message_ids: Collection[str]) -> str:

@@ -1,6 +1,10 @@
 -- name: is_due
 SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now LIMIT 1;
 
+-- name: have_due
+SELECT json_group_array(wanted.value) FROM json_each(:queues) AS wanted
+WHERE EXISTS (SELECT 1 FROM messages WHERE queue = wanted.value AND visible_at <= :now);
+
 -- name: take
 UPDATE messages SET visible_at = :until, receives = receives + 1, delivery = delivery + 1, held = 1
 WHERE id IN (

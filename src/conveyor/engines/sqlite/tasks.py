@@ -91,6 +91,8 @@ class SqliteTasks:
         crashpoint("tasks.put.after")
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
+        if len(indexes) <= _READ_ON_LOOP and (run.tenant, run.run_id) not in self._numbers:
+            return self._unfinished_of(run, indexes)
         number = await self._number(run)
         if number is None:
             return frozenset()
@@ -98,6 +100,16 @@ class SqliteTasks:
         if len(indexes) <= _READ_ON_LOOP:
             return frozenset(_indexes.decode(self._database.read_one(SQL["unfinished"], values)[0]))
         return await self._database.read(lambda db: _unfinished(db, values))
+
+    def _unfinished_of(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
+        """The first look at a run: one read for its number, too."""
+        values = {"run_id": run.run_id, "tenant": run.tenant, "indexes": _encode(list(indexes)).decode()}
+        row = self._database.read_one(SQL["unfinished_of"], values)
+        if row is None:
+            return frozenset()
+        number, is_rerun, live = row
+        self._note_number(run, number, is_rerun)
+        return frozenset(_indexes.decode(live))
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
         number = await self._number(run)
@@ -275,11 +287,14 @@ class SqliteTasks:
         if number is None:
             row = self._database.read_one(SQL["run_no"], {"run_id": run.run_id, "tenant": run.tenant})
             if row is not None:
-                number, is_rerun = row
-                self._numbers[known] = number
-                if is_rerun:
-                    self._reruns.add(number)
+                number = row[0]
+                self._note_number(run, *row)
         return number
+
+    def _note_number(self, run: RunKey, number: int, is_rerun: int) -> None:
+        self._numbers[run.tenant, run.run_id] = number
+        if is_rerun:
+            self._reruns.add(number)
 
 
 def _put(db: apsw.Connection, run: RunKey, parts: Sequence[SeedPart]) -> None:

@@ -22,6 +22,15 @@ FROM (SELECT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
 CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
 WHERE t.status = 0;
 
+-- name: unfinished_of
+-- The first look at a run: its number, too.
+SELECT n.run_no, n.rerun, (
+    SELECT json_group_array(t.idx) FROM json_each(:indexes) AS wanted
+    CROSS JOIN tasks AS t ON t.run_no = n.run_no AND t.idx = wanted.value
+    WHERE t.status = 0
+)
+FROM task_runs AS n WHERE n.run_id = :run_id AND n.tenant = :tenant;
+
 -- name: finish
 -- The run number stands in each row, so that the planner looks tasks up by ends and not the other way round.
 WITH ends AS MATERIALIZED (
