@@ -1,5 +1,6 @@
 """Pace, end to end: hosts get as many requests at once as they can take, in lanes of both kinds."""
 
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -66,6 +67,33 @@ async def test_a_host_gets_what_it_can_take(remote: bool) -> None:
         await fleet.passing(2.0)
         shown = await list_paces(fleet.system.coordinator, ACME)
         assert shown["small.example"].limit <= 20 < shown["large.example"].limit
+
+
+async def test_a_lane_of_one_host_sends_ahead_and_its_fetchers_run_what_the_host_can_take() -> None:
+    """Few requests at once must not mean few references in a frame."""
+    async with open_fleet() as fleet:
+        ahead: list[int] = []
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            ahead.append(sum(len(orders) for orders in fetchers._orders.values()))
+            if fleet.executor.running["one.example"] > 20:
+                return refusal()
+            await fleet.clock.sleep(0.05)
+            outcome = success()
+            outcome.elapsed = 0.05
+            return outcome
+
+        fleet.executor = Recording(fleet.clock, act, target=host_of)
+        fetchers = LocalFetchers(fleet.executor)
+        worker: Any = fleet.worker(fetchers)
+        job = await submit(fleet, {"one.example": 1200}, concurrency=200, backoff=QUICK)
+        fleet.start(worker)
+        await fleet.ended(job, within=60)
+        await fleet.check(job)
+        refused = sum(start.attempt > 1 for start in fleet.executor.starts)
+        assert refused <= 60
+        assert statistics.median(ahead) >= 24
+        assert fleet.executor.most["one.example"] <= 32, "the limit doubles until it is refused"
 
 
 @both_lanes

@@ -32,10 +32,13 @@ class LocalFetchers(Fetchers):
 
     def capacity(self, port: Port) -> int:
         load = len(self._orders.get(port, ())) + len(self._attempts.get(port, ()))
-        return max(0, 2 * port.width + _AHEAD - load) if port.width else 0
+        return max(0, 2 * port.reach + _AHEAD - load) if port.reach else 0
 
     def attempts(self, port: Port) -> int:
         return len(self._attempts.get(port, ()))
+
+    def update_width(self, port: Port) -> None:
+        self._pump(port)
 
     def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
         assert len(held) <= self.capacity(port)
@@ -55,7 +58,7 @@ class LocalFetchers(Fetchers):
 
     def _pump(self, port: Port) -> None:
         orders, attempts = self._orders.get(port), self._attempts.setdefault(port, {})
-        while orders and len(attempts) < max(1, port.width):
+        while orders and len(attempts) < max(1, port.reach):
             one = orders.popleft()
             attempts[asyncio.create_task(self._attempt(port, one))] = one
 

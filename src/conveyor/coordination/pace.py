@@ -7,16 +7,19 @@ with 429, or of many at once, pauses the host; after a pause it begins with a fr
 
 Some pages fail or are slow whatever the load, and must not slow down the others. So the latency of a round trip is a
 low quantile, which a few slow pages do not move; failures are compared with those of the round trips before; and if
-neither gets better by shrinking, the limit is restored, and what is left counts as the pages' own.
+they get no better by shrinking, the limit is restored, and what is left counts as the pages' own. So it is if
+throughput falls with the number of requests: a host that queues them answers as many as before.
 
 Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share.
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Protocol
+
+from conveyor.coordination.throughput import Throughput
 
 # Requests at once to a host that nothing is known of.
 START = 8
@@ -42,16 +45,23 @@ _ERRORS = 2.0
 # Attempts over which it is averaged, where round trips have fewer; and how much of the way the latency without load
 # follows one that is higher and flat.
 _AVERAGED = 24
-_DRIFT = 0.02
+_DRIFT = 0.005
 # Factors of the limit after latency rose and after requests failed, and of the ceiling after a pause.
 _SMALLEST_SHRINK, _LARGEST_SHRINK = 0.85, 0.5
 _AFTER_FAILURE, _AFTER_MANY = 0.75, 0.5
 _AFTER_PAUSE = 0.25
 # Rising latency alone never shrinks the limit below this.
 _LEAST_BY_LATENCY = 4
-# If this share of the latency is left after so many shrinks in a row, the number of requests was not the cause.
-_NOT_THE_CAUSE = 0.97
-_VAIN_SHRINKS = 3
+# After latency has shrunk the limit to this share at least, the throughput of so many seconds, latencies and round
+# trips is compared with that before.
+_TRIAL_SHARE = 0.5
+_TRIAL_SECONDS, _TRIAL_LATENCIES, _TRIAL_ROUNDS = 0.5, 8, 2
+# It says something if not more than this share of the requests is left. And if round trips were slow for this share of
+# the time, latency did not get better.
+_FAR_LOWER = 0.8
+_STILL_SLOW = 0.25
+# For how many seconds latency as it was counts as flat then, at first; each time in vain doubles that, up to the last.
+_TOLERANCES = (5.0, 60.0)
 # How close to the ceiling the limit grows.
 _BELOW_CEILING = 0.95
 # After how many seconds the limit may pass the ceiling, at first; each time in vain doubles that, up to the last.
@@ -79,6 +89,8 @@ _LEAST_ROUND = 4
 _IN_USE = 0.8
 # How long attempts that take long must run without a failure for the limit to grow.
 _ALIVE_SECONDS = 2.0
+# References that a lane which keeps to its part sends ahead, beside as many as run.
+_AHEAD = 128
 # The longest Retry-After that pauses a host, in seconds.
 MAX_PAUSE = 3600.0
 
@@ -87,12 +99,20 @@ class PaceUser(Protocol):
     """A lane, as the pace of a host sees it. It may send more references than it runs at once."""
 
     @property
+    def slots(self) -> int:
+        """Tasks that the lane may run at once now, as far as the worker is concerned."""
+
+    @property
     def width(self) -> int:
-        """Tasks that the lane may run at once now."""
+        """Tasks that the lane runs at once at most: its slots, or less if it keeps to its part."""
 
     @property
     def bound(self) -> int:
         """Tasks that the lane may ever run at once."""
+
+    @property
+    def keeps_part(self) -> bool:
+        """Whether the lane runs no more than its part of the limit, however many references it has sent."""
 
     def on_room(self, pace: "HostPace") -> None:
         """References that wait for this host may start now."""
@@ -105,7 +125,7 @@ class HostPace:
     """The pace of one tenant at one host, for one worker. Times are by the monotonic clock."""
 
     __slots__ = (
-        "_before",
+        "_ahead",
         "_excess",
         "_failed",
         "_falls",
@@ -113,6 +133,8 @@ class HostPace:
         "_fresh_from",
         "_is_fresh",
         "_lag",
+        "_lanes",
+        "_parts",
         "_past_count",
         "_past_failed",
         "_probe_pause",
@@ -124,8 +146,15 @@ class HostPace:
         "_seconds",
         "_settled_at",
         "_skipped",
+        "_slots",
+        "_slow_seconds",
         "_stale",
         "_threshold",
+        "_throughput",
+        "_tolerance",
+        "_tolerated",
+        "_tolerated_until",
+        "_trial",
         "_undecided_until",
         "_vain",
         "_warned",
@@ -133,6 +162,7 @@ class HostPace:
         "ceiling",
         "host",
         "in_flight",
+        "in_use",
         "is_changed",
         "is_dropped",
         "is_new",
@@ -150,10 +180,18 @@ class HostPace:
         self.tenant = tenant
         self.host = host
         self.limit = float(START)
+        # What was sent, how much of it runs at once, and what lanes that keep to their parts have sent beyond those.
         self.in_flight = 0
+        self.in_use = 0
+        self._ahead = 0
         # What each lane has in flight, and the lanes with references that wait, in the order of their turns.
         self.users: dict[PaceUser, int] = {}
         self.waiting: dict[PaceUser, None] = {}
+        # The slots of all these lanes, what of each runs and what is sent ahead; all slots; and the lanes' parts of the
+        # limit, if there are more slots than that and they were asked for.
+        self._lanes: dict[PaceUser, tuple[int, int, int]] = {}
+        self._slots = 0
+        self._parts: dict[PaceUser, int] | None = None
         self.paused_until = 0.0
         # Where requests failed, and when the limit may pass it again.
         self.ceiling = inf
@@ -198,9 +236,16 @@ class HostPace:
         # The limit up to which latency was flat, and whether it rose all the same in the last round trip.
         self._proven = 0.0
         self._warned = False
-        # The latency before the last shrink, and how many in a row were in vain.
-        self._before = 0.0
+        # What the host answers. While a shrink is on trial: what it answered a second before, and to how many requests
+        # at once; the largest latency, and the seconds of slow round trips since.
+        self._throughput = Throughput()
+        self._trial: tuple[float, float] | None = None
+        self._tolerated = 0.0
+        self._slow_seconds = 0.0
+        # How many in a row were in vain; for how long, and until when, that latency counts as flat.
         self._vain = 0
+        self._tolerance = 0.0
+        self._tolerated_until = -inf
         # Whether there is something to share; whether no round trip is over yet; whether another object stands for this
         # host by now; when it was last used.
         self.is_changed = False
@@ -217,33 +262,64 @@ class HostPace:
     def is_idle(self) -> bool:
         return not (self.users or self.waiting)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether there are more lanes than requests at once."""
+        return len(self._lanes) > max(1, int(self.limit))
+
     def room(self, user: PaceUser, now: float) -> int:
-        """Return how many more references this lane may send. A lane that cannot run more than its part of the limit
-        may send ahead as it likes."""
+        """Return how many more references this lane may send. A lane that cannot run more than its part may send ahead
+        as it likes, and one that keeps to it some."""
         if now < self.paused_until:
             return 0
         limit = max(1, int(self.limit))
-        if not self.waiting and len(self.users) <= 1:
-            return LARGEST if limit >= user.bound else max(0, limit - self.in_flight)
-        lanes = len(self.users.keys() | self.waiting.keys() | {user})
+        lanes = len(self._lanes) + (user not in self._lanes)
         if lanes > limit:
             # They take turns.
-            return int(user in islice(self.waiting, max(0, limit - self.in_flight)))
+            return int(user in islice(self.waiting, max(0, limit - self._exact)))
+        if user.keeps_part:
+            part = self.part(user)
+            return LARGEST if part == LARGEST else max(0, 2 * part + _AHEAD - self.users.get(user, 0))
         share = ceil(limit / lanes)
         if share >= user.bound:
             return LARGEST
-        return max(0, min(limit - self.in_flight, share - self.users.get(user, 0)))
+        return max(0, min(limit - self._exact, share - self.users.get(user, 0)))
+
+    def share(self, user: PaceUser) -> int:
+        """Return how many requests at once this lane may count on."""
+        lanes = len(self._lanes) + (user not in self._lanes)
+        return max(1, int(self.limit) // lanes)
+
+    def part(self, user: PaceUser) -> int:
+        """Return how many requests at once this lane may make now, if it keeps to that."""
+        limit = max(1, int(self.limit))
+        is_known = user in self._lanes
+        if is_known:
+            # It may have got more slots just now.
+            self.note_width(user)
+        if self._slots + (0 if is_known else user.slots) <= limit:
+            return LARGEST
+        lanes = len(self._lanes) + (not is_known)
+        if lanes >= limit:
+            return 1
+        if not is_known:
+            return limit // lanes
+        if self._parts is None:
+            self._parts = self._divide(limit)
+        return self._parts[user]
 
     def wait(self, user: PaceUser, *, is_waiting: bool) -> None:
         """Note whether references of a lane wait; its turn is after that of the others."""
         self.waiting.pop(user, None)
         if is_waiting:
             self.waiting[user] = None
+        self.note_width(user)
 
     def start(self, user: PaceUser, count: int) -> None:
         """Count references as sent."""
         self.users[user] = self.users.get(user, 0) + count
         self.in_flight += count
+        self.note_width(user)
         self._note_running()
 
     def finish(self, user: PaceUser, count: int, now: float) -> None:
@@ -255,6 +331,7 @@ class HostPace:
             self.users[user] = left
         else:
             self.users.pop(user, None)
+        self.note_width(user)
         self.wake(now)
 
     def wake(self, now: float) -> None:
@@ -262,14 +339,34 @@ class HostPace:
         if not self.waiting or now < self.paused_until:
             return
         limit = max(1, int(self.limit))
-        lanes = len(self.users.keys() | self.waiting.keys())
-        waiting: Iterable[PaceUser] = self.waiting
-        if lanes <= limit:
+        waiting = list(self.waiting)
+        if (lanes := len(self._lanes)) <= limit:
+            for user in waiting:
+                if user.keeps_part and self.room(user, now) > 0:
+                    user.on_room(self)
             # A lane that has its share leaves the rest to those behind it.
             share = ceil(limit / lanes)
-            waiting = (user for user in waiting if share >= user.bound or self.users.get(user, 0) < share)
-        for user in list(islice(waiting, max(0, limit - self.in_flight))):
+            others = [user for user in waiting if not user.keeps_part]
+            waiting = [user for user in others if share >= user.bound or self.users.get(user, 0) < share]
+        for user in waiting[: max(0, limit - self._exact)]:
             user.on_room(self)
+
+    def note_width(self, user: PaceUser) -> None:
+        """Note the slots and the width of a lane, and what it has sent."""
+        slots, runs, ahead = self._lanes.get(user, (-1, 0, 0))
+        count = self.users.get(user, 0)
+        if count or user in self.waiting:
+            new_slots, new_runs = user.slots, min(count, user.width)
+            new_ahead = count - new_runs if user.keeps_part else 0
+            self._lanes[user] = new_slots, new_runs, new_ahead
+        else:
+            new_slots, new_runs, new_ahead = -1, 0, 0
+            self._lanes.pop(user, None)
+        if new_slots != slots:
+            self._slots += max(0, new_slots) - max(0, slots)
+            self._parts = None
+        self.in_use += new_runs - runs
+        self._ahead += new_ahead - ahead
 
     def grow_while_alive(self, now: float) -> None:
         """Grow although no attempt has ended: attempts take long, and none has failed for a while."""
@@ -284,6 +381,7 @@ class HostPace:
         self.used_at = now
         self._lag = max(self._lag, lag)
         self._note_running()
+        self._throughput.note(now, len(seconds), self.in_use)
         stale = min(len(seconds), self._stale)
         if stale:
             self._stale -= stale
@@ -360,6 +458,7 @@ class HostPace:
         self._note_past(self._answered, self._failed)
         if self._seconds:
             self._end_flat_or_slow(now)
+        self._judge_trial(now)
         self._begin_round(now)
 
     def _is_overload(self) -> bool:
@@ -413,25 +512,38 @@ class HostPace:
         if latency < self.base:
             # Half of the way: a round trip may be short by chance, and the first ones have connections to open.
             self.base = latency if self.base == inf else (self.base + latency) / 2
-        if latency <= max(self._allowed() + self._own_delay, self.base + _ERRORS * error):
+        is_flat = latency <= max(self._allowed() + self._own_delay, self.base + _ERRORS * error)
+        self._slow_seconds += 0.0 if is_flat else now - self._round_from
+        if is_flat:
             self.base += _DRIFT * (max(min(latency, self.base), latency - self._own_delay) - self.base)
-            self._before, self._vain, self._warned = 0.0, 0, False
+            self._warned = False
             self._proven = max(self._proven, min(self.limit, self._running))
             if self._is_full():
                 self._grow(now)
-            return
-        if int(self.limit) <= self._proven and not self._warned:
+        elif int(self.limit) <= self._proven and not self._warned:
             # It was flat with so many requests: if their number is the cause, those that begin now are slow, too.
             self._warned, self.latency, self._fresh_from = True, before, now
+        else:
+            self._shrink(latency, now)
+
+    def _judge_trial(self, now: float) -> None:
+        """Once throughput can be compared with that before a shrink: restore the limit if it fell with it."""
+        seen = self._throughput
+        least = max(_TRIAL_SECONDS, _TRIAL_LATENCIES * self._tolerated)
+        if self._trial is None or seen.seconds < least or seen.answered < _TRIAL_ROUNDS * self.limit:
             return
-        self._vain = self._vain + 1 if self._before and latency >= self._before * _NOT_THE_CAUSE else 0
-        if self._vain >= _VAIN_SHRINKS or (self._vain and self.limit <= _LEAST_BY_LATENCY):
-            self.base, self._before, self._vain = latency, 0.0, 0
-            self._restore()
+        rate, in_use = self._trial
+        self._trial = None
+        left = seen.in_use / in_use
+        if left > _FAR_LOWER or seen.rate >= rate * (1 + left) / 2:
+            self._vain = 0
             return
-        if not self._before:
-            self._restored = self.limit, self._threshold
-        self._shrink(latency, now)
+        self._vain += 1
+        if self._vain > 1 or self._slow_seconds >= _STILL_SLOW * seen.seconds:
+            # Latency did not get better, or rises now and then whatever the limit.
+            self._tolerance = min(_TOLERANCES[1], max(_TOLERANCES[0], self._tolerance * 2))
+            self._tolerated_until = now + self._tolerance
+        self._restore()
 
     def _restore(self) -> None:
         """Shrinking was in vain."""
@@ -441,7 +553,8 @@ class HostPace:
 
     def _allowed(self) -> float:
         """The latency up to which it is flat."""
-        return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS, _LOW_SECONDS)
+        tolerated = self._tolerated if self._settled_at < self._tolerated_until else 0.0
+        return max(self.base * _FLAT_RATIO, self.base + _FLAT_SECONDS, _LOW_SECONDS, tolerated)
 
     @property
     def _own_delay(self) -> float:
@@ -461,18 +574,29 @@ class HostPace:
         self._set(max(min(limit, LARGEST), self.limit))
 
     def _shrink(self, latency: float, now: float) -> None:
-        """Latency rises with the number of requests."""
-        self._before = latency
-        self._lower(
-            max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, (self._allowed() + self._own_delay) / latency)),
-            _LEAST_BY_LATENCY,
-        )
-        self._wait_to_probe(now, *_LATENCY_PAUSES)
+        """Latency rises with the number of requests, as far as one can see by now."""
+        if self._trial is None and self.limit <= _LEAST_BY_LATENCY:
+            # Less would not help.
+            self.base = latency
+            return
+        self._fresh_from = now
+        self._tolerated = latency if self._trial is None else max(self._tolerated, latency)
+        factor = max(_LARGEST_SHRINK, min(_SMALLEST_SHRINK, (self._allowed() + self._own_delay) / latency))
+        if self._trial is None:
+            self._trial = self._throughput.rate, max(1.0, self._throughput.in_use)
+            self._restored = self.limit, self._threshold
+            self._throughput.restart(now)
+        least = max(_LEAST_BY_LATENCY, self._restored[0] * _TRIAL_SHARE)
+        if self._used > least:
+            self._lower(max(factor, least / self._used), _LEAST_BY_LATENCY)
+            self._throughput.restart(now)
+            self._slow_seconds = 0.0
+            self._wait_to_probe(now, *_LATENCY_PAUSES)
 
     def _fall(self, now: float, factor: float = _AFTER_FAILURE) -> None:
         """Requests failed."""
-        self._before, self._vain, self._excess = 0.0, 0, 0.0
-        self._settled_at = now
+        self._trial, self._excess = None, 0.0
+        self._settled_at = self._fresh_from = now
         self._lower(factor, 1)
         self._begin_round(now)
         first, last = _FAILURE_PAUSES
@@ -480,7 +604,7 @@ class HostPace:
 
     def _lower(self, factor: float, least: int) -> None:
         """Lower the limit from what was in use, and remember that as the ceiling."""
-        used = min(self.limit, max(self._running, 1))
+        used = self._used
         if used > self.ceiling * _SAME_CEILING or used * _SAME_CEILING < self.ceiling:
             self._probe_pause = 0.0
         self.ceiling = float(used)
@@ -501,21 +625,40 @@ class HostPace:
         self._running = 0
         self._note_running()
 
+    @property
+    def _exact(self) -> int:
+        """What is in flight, without what waits in lanes that keep to their parts."""
+        return self.in_flight - self._ahead
+
+    @property
+    def _used(self) -> float:
+        """How much of the limit was in use in this round trip."""
+        return min(self.limit, max(self._running, 1))
+
+    def _divide(self, limit: int) -> dict[PaceUser, int]:
+        """Divide the limit equally among the lanes; what one has no slots for is for the others."""
+        parts: dict[PaceUser, int] = {}
+        left = len(self._lanes)
+        for user in sorted(self._lanes, key=lambda user: self._lanes[user][0]):
+            parts[user] = max(1, min(self._lanes[user][0], ceil(limit / left)))
+            limit -= parts[user]
+            left -= 1
+        return parts
+
     def _note_running(self) -> None:
         """Lanes send ahead: what is beyond their width does not run, and is no load for the host."""
-        running = sum([min(count, user.width) for user, count in self.users.items()])
-        self._running = max(self._running, running)
+        self._running = max(self._running, self.in_use)
 
     def _is_full(self) -> bool:
         """Whether the limit was in use, so that more might be used."""
         return self._running >= _IN_USE * int(self.limit)
 
     def _make_stale(self) -> None:
-        self._stale = self.in_flight
+        self._stale = self.in_use
         if self.in_flight > self.limit:
             for user in list(self.users):
                 user.on_lower(self)
 
     def _set(self, limit: float) -> None:
         if limit != self.limit:
-            self.limit, self.is_changed = limit, True
+            self.limit, self.is_changed, self._parts = limit, True, None

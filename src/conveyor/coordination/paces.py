@@ -28,7 +28,7 @@ _MAX_TRIES = 10
 
 
 class PacePart(msgspec.Struct, frozen=True, array_like=True):
-    """What one worker found for a host, and what it has in flight there."""
+    """What one worker found for a host, and how many requests it makes there at once."""
 
     limit: float
     in_flight: int
@@ -127,7 +127,7 @@ class Paces:
         for pace in sorted(known, key=lambda pace: pace.used_at)[-MAX_SHARED:]:
             old = merged.pop(pace.host, None)
             parts = {} if old is None else old.live_parts(now)
-            parts[self._worker] = PacePart(round(pace.limit, 2), pace.in_flight, now)
+            parts[self._worker] = PacePart(round(pace.limit, 2), pace.in_use, now)
             pause = max(pace.paused_until - here, 0.0 if old is None else old.pause_left(now))
             merged[pace.host] = PaceState(
                 limit=round(sum(part.limit for part in parts.values()), 2),

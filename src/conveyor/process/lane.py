@@ -480,7 +480,7 @@ class Lane(ABC):
     def _on_recorded(self, count: int) -> None:
         self._finished += count
         # Of a run that is here as a whole only retries can follow, and these are announced.
-        is_low = len(self._waiting) <= self._low and not self.has_whole_run
+        is_low = len(self._waiting) <= self._low and not self.has_whole_run and not self.is_crowded
         is_low = is_low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery)
         if is_low or self._gate.is_urgent:
             self._owner.request_tick()

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from conveyor.clock import Clock
-from conveyor.coordination.pace import HostPace
+from conveyor.coordination.pace import LARGEST, HostPace
 from conveyor.coordination.paces import Paces
 from conveyor.model import PACED_KINDS, Job, Outcome, Pace, TaskRef
 from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
@@ -47,9 +47,13 @@ T = TypeVar("T", bound=Paced)
 
 
 class PacedRefs(Generic[T]):
-    """`width` returns how many tasks the lane may run at once, `resume` makes it start those that can, `hold_back` has
+    """`slots` returns how many tasks the lane may run at once, `resume` makes it start those that can, `hold_back` has
     references returned that were sent and have not started, `postpone` requeues one with a delay in seconds, and
-    `spawn` runs a task of the lane."""
+    `spawn` runs a task of the lane.
+
+    A lane whose runners are told how many tasks to run at once calls `keep_part`. It may send ahead then, while it has
+    references of one host alone; with those of several, which of them run is not known here.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class PacedRefs(Generic[T]):
         target: Callable[[TaskRef], str | None],
         clock: Clock,
         ratio: int,
-        width: Callable[[], int],
+        slots: Callable[[], int],
         resume: Callable[[], None],
         hold_back: Callable[[], None],
         postpone: Callable[[T, float], None],
@@ -69,7 +73,7 @@ class PacedRefs(Generic[T]):
         self._target = target
         self._clock = clock
         self._ratio = ratio
-        self._width = width
+        self._slots = slots
         self._resume = resume
         self._hold_back = hold_back
         self._postpone = postpone
@@ -78,6 +82,11 @@ class PacedRefs(Generic[T]):
         self.is_on = self._wanted(job)
         self._held: dict[HostPace, RetryFirstQueue[T]] = {}
         self._count = 0
+        # Whether the lane keeps to its part of a pace if it can; the only host so far; and how many tasks run at most.
+        self._may_keep = False
+        self._only: HostPace | None = None
+        self._is_mixed = False
+        self._reach: int | None = None
         # Hosts that may have room.
         self._ready: dict[HostPace, None] = {}
         self._prefixes: dict[str, HostPace] = {}
@@ -87,6 +96,8 @@ class PacedRefs(Generic[T]):
         self._started: dict[HostPace, int] = {}
         self._counted_from = -inf
         self._is_resuming = False
+        # Whether the part of the lane has become less.
+        self._has_news = False
         self._timer: asyncio.Task[None] | None = None
         self._timer_at = inf
         self._closed = False
@@ -95,8 +106,45 @@ class PacedRefs(Generic[T]):
         return self._count
 
     @property
+    def slots(self) -> int:
+        return self._slots()
+
+    @property
     def width(self) -> int:
-        return self._width()
+        return self._slots() if self._reach is None else self._reach
+
+    @property
+    def keeps_part(self) -> bool:
+        return self._may_keep and not self._is_mixed
+
+    @property
+    def part(self) -> int:
+        """How many tasks the lane may run at once by the pace of its only host."""
+        if not self.is_on or self._only is None or not self.keeps_part:
+            return LARGEST
+        return self._only.part(self)
+
+    @property
+    def share(self) -> int:
+        """How many tasks at once the lane may count on by that."""
+        if not self.is_on or self._only is None or not self.keeps_part:
+            return LARGEST
+        return self._only.share(self)
+
+    def keep_part(self) -> None:
+        """The lane will run no more than `part`."""
+        self._may_keep = True
+
+    def expect(self, ref: TaskRef) -> None:
+        """A reference was received: its host may be the only one."""
+        if self.is_on and self._only is None:
+            self._only = self._pace_of(ref)[0]
+
+    def note_width(self, reach: int) -> None:
+        """Note how many tasks the lane runs at most, now that its slots or its part have changed."""
+        self._reach = reach
+        for pace in self._used | self._held.keys():
+            pace.note_width(self)
 
     @property
     def has_ready(self) -> bool:
@@ -108,8 +156,8 @@ class PacedRefs(Generic[T]):
         self.is_on = self._wanted(job)
         return not self.is_on and self._count > 0
 
-    def admit(self, entries: Sequence[T]) -> list[T]:
-        """Return those that may start now. The others wait here."""
+    def admit(self, entries: Sequence[T], limit: int = LARGEST) -> list[T]:
+        """Return those that may start now, at most `limit`. The others wait here."""
         now = self._clock.monotonic()
         admitted: list[T] = []
         pace: HostPace | None = None
@@ -118,10 +166,12 @@ class PacedRefs(Generic[T]):
             if not entry.ref.input.startswith(prefix):
                 self._start(pace, taken)
                 pace, prefix = self._pace_of(entry.ref)
+                if pace is not self._only and pace is not None:
+                    self._note_host(pace)
                 room, taken = (0, 0) if pace is None or pace in self._held else (pace.room(self, now), 0)
             if pace is None:
                 admitted.append(entry)
-            elif room > taken:
+            elif room > taken and len(admitted) < limit:
                 taken += 1
                 entry.pace = pace
                 admitted.append(entry)
@@ -225,9 +275,7 @@ class PacedRefs(Generic[T]):
         if pace not in self._held or self._closed:
             return
         self._ready[pace] = None
-        if not self._is_resuming:
-            self._is_resuming = True
-            asyncio.get_running_loop().call_soon(self._resume_soon)
+        self._resume_later()
 
     def on_lower(self, pace: HostPace) -> None:
         """The host is paused, or gets fewer requests than were sent: those that have not started must wait."""
@@ -238,7 +286,13 @@ class PacedRefs(Generic[T]):
             if pace.paused_until - now > _LONG_PAUSE:
                 self._postpone_all(pace, pace.paused_until - now)
             self._set_timer()
-        if pace in self._used and pace.in_flight > pace.limit:
+        if pace not in self._used or pace.in_flight <= pace.limit:
+            return
+        if self.keeps_part and not pace.takes_turns and self._clock.monotonic() >= pace.paused_until:
+            # Its runners are told that fewer may run.
+            self._has_news = True
+            self._resume_later()
+        else:
             self._hold_back()
 
     def grow_while_alive(self) -> None:
@@ -364,9 +418,28 @@ class PacedRefs(Generic[T]):
             if not entry.is_lost:
                 self._postpone(entry, delay)
 
-    def _resume_soon(self) -> None:
+    def _note_host(self, pace: HostPace) -> None:
+        """Note that there are references of another host than before."""
+        if self._only is not None and self._only.host != pace.host and not self._is_mixed:
+            self._is_mixed = True
+            if self._may_keep and self._used:
+                for used in self._used:
+                    used.note_width(self)
+                # More of the first host were sent than it may have at once.
+                self._hold_back()
+                self._has_news = True
+                self._resume_later()
+        self._only = pace
+
+    def _resume_later(self) -> None:
+        if not self._is_resuming:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(self._resume_now)
+
+    def _resume_now(self) -> None:
         self._is_resuming = False
-        if self._ready and not self._closed:
+        if (self._ready or self._has_news) and not self._closed:
+            self._has_news = False
             self._resume()
 
     def _set_timer(self) -> None:

@@ -17,8 +17,9 @@ WIDTH = 400
 class Lane:
     """A lane that sends one reference at a time."""
 
-    def __init__(self, width: int = WIDTH) -> None:
-        self.width = self.bound = width
+    def __init__(self, width: int = WIDTH, *, keeps_part: bool = False) -> None:
+        self.slots = self.width = self.bound = width
+        self.keeps_part = keeps_part
         self.woken = 0
         self.lowered = 0
 
@@ -225,6 +226,16 @@ def test_the_slow_start_sees_latency_rise_before_requests_are_refused() -> None:
     assert simulate(Server(32, 0.05, 2.0, refuses=96), 5).refused == 0
 
 
+def test_latency_that_is_the_same_with_fewer_requests_lowers_no_limit_for_long() -> None:
+    """All that waits for a machine that stands still is answered when it goes on: the more, the more there is of it."""
+    for seed in (1, 2, 3):
+        fixed, found = (
+            simulate(Server(40, 0.002, seed=seed), 20, width, Lane(100), Stalls(0.02, 0.1, 20, seed))
+            for width in (100, None)
+        )
+        assert found.throughput >= 0.8 * fixed.throughput, seed
+
+
 def test_a_host_that_is_slow_now_and_then_is_used_as_before() -> None:
     for seed in (1, 2, 3):
         fixed, found = (
@@ -313,6 +324,42 @@ def test_lanes_share_the_limit_or_take_turns() -> None:
     pace.wait(first, is_waiting=False)
     pace.wait(second, is_waiting=True)
     assert [pace.room(lane, 0.0) for lane in (*many[:3], second)] == [1, 1, 0, 0]
+
+
+def test_lanes_that_keep_to_their_parts_divide_the_limit_and_send_ahead() -> None:
+    pace = HostPace("acme", "a.example")
+    lanes = [Lane(keeps_part=True) for _ in range(3)]
+    assert pace.part(lanes[0]) == START, "it is alone"
+    assert pace.room(lanes[0], 0.0) > 10 * START
+    for lane in lanes:
+        pace.start(lane, 100)
+    parts = [pace.part(lane) for lane in lanes]
+    assert (sorted(parts), pace.in_flight) == ([2, 3, 3], 300)
+    for lane, part in zip(lanes, parts, strict=True):
+        lane.width = part
+        pace.note_width(lane)
+    assert pace.in_use == START, "what is sent ahead does not run"
+    lanes[2].slots = 1
+    pace.note_width(lanes[2])
+    assert [pace.part(lane) for lane in lanes] == [4, 3, 1], "what one cannot use is for the others"
+    pace.finish(lanes[0], 100, 0.0)
+    pace.finish(lanes[2], 100, 0.0)
+    assert pace.part(lanes[1]) == START
+    lanes[1].slots = 5
+    pace.note_width(lanes[1])
+    assert pace.part(lanes[1]) >= LARGEST, "the pace is not what limits it"
+    lanes[1].slots = 100
+    assert pace.part(lanes[1]) == START, "it has more slots by now"
+
+
+def test_more_lanes_than_requests_at_once_take_turns_also_if_they_keep_to_their_parts() -> None:
+    pace = HostPace("acme", "a.example")
+    lanes = [Lane(keeps_part=True) for _ in range(START + 2)]
+    for lane in lanes:
+        pace.wait(lane, is_waiting=True)
+    assert pace.takes_turns
+    assert [pace.room(lane, 0.0) for lane in lanes] == [1] * START + [0, 0]
+    assert {pace.part(lane) for lane in lanes} == {1}
 
 
 def test_a_lane_that_cannot_run_more_than_the_limit_may_send_ahead() -> None:

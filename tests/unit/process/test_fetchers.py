@@ -48,6 +48,10 @@ class FakeLane:
         self.open.set()
         self._fetchers = fetchers
 
+    @property
+    def reach(self) -> int:
+        return self.width
+
     def add(self, count: int) -> None:
         refs = [TaskRef(self.total + more, InputJson('"http://site.test/"')) for more in range(count)]
         self.waiting.extend(One(ref) for ref in refs)

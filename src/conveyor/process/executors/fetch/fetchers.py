@@ -66,7 +66,8 @@ class Port(Protocol):
 
     number: int
     job: Job
-    width: int
+    # How many of its attempts may run at once.
+    reach: int
     # How late the fetcher whose pack is delivered runs what is due, in seconds.
     lag: float
 
@@ -412,7 +413,7 @@ class Fetchers(Executor):
 
     def capacity(self, port: Port) -> int:
         """Return how many more references of this lane the fetchers take now."""
-        if port.width == 0:
+        if port.reach == 0:
             return 0
         return sum(max(0, member.capacity(port, width)) for member, width in self._shares(port))
 
@@ -459,7 +460,7 @@ class Fetchers(Executor):
         ready = [member for member in self.members if member.ready.is_set()]
         if not ready:
             return []
-        share, rest = divmod(port.width, len(ready))
+        share, rest = divmod(port.reach, len(ready))
         # Lanes of width 1 do not all go to the same fetcher.
         first = port.number % len(ready)
         widths = [share + (((at - first) % len(ready)) < rest) for at in range(len(ready))]

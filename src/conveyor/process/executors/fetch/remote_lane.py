@@ -45,6 +45,12 @@ _LAST_PORTION = 64
 _HOST_SECONDS = 10.0
 # Fewer references are not sent while fetchers have enough to do.
 _LEAST_SENT = 32
+# References of a host without room that are passed by at a time.
+_PASSED_BY = 100
+# Slots that a lane asks for at most, where the pace of its host lets it use fewer: a multiple of its share, which may
+# double soon, and so many at least.
+_SHARES_OF_SLOTS = 4
+_LEAST_SLOTS = 32
 _SMOOTHING = 0.2
 
 
@@ -55,6 +61,11 @@ class RemoteLane(Lane):
         super().__init__(job, fetchers.target, tools)
         self.number = number
         self.lag = 0.0
+        # How many attempts fetchers may run at once: the width, or less by the pace of the only host.
+        self.reach = 0
+        self._paced.keep_part()
+        # Whether fewer slots were asked for than there is work, because of the pace.
+        self._is_modest = False
         self._fetchers = fetchers
         self._sent = 0
         self._idle = asyncio.Event()
@@ -81,6 +92,14 @@ class RemoteLane(Lane):
         return self._fetchers.attempts(self) if self._sent else 0
 
     @property
+    def demand(self) -> int:
+        demand = super().demand
+        # More slots than the host can use soon are better used by other lanes.
+        modest = max(_LEAST_SLOTS, _SHARES_OF_SLOTS * self._paced.share)
+        self._is_modest = modest < demand
+        return min(demand, modest)
+
+    @property
     def portion(self) -> int:
         if self._seconds is None or self._seconds >= _QUICK_SECONDS:
             return 1
@@ -98,7 +117,8 @@ class RemoteLane(Lane):
 
     def is_settled(self, width: int) -> bool:
         """Outcomes make the lane send more by themselves; what was fed, and what fetchers must return, needs a call."""
-        is_plain = not (self._targets.is_limited or self._paced.is_on or self._gate.is_watching or self._is_over)
+        is_paced = len(self._paced) > 0 or self.reach != self._find_reach(width)
+        is_plain = not (self._targets.is_limited or is_paced or self._gate.is_watching or self._is_over)
         is_idle = self._sent == 0 and not self._waiting
         has_sent_all = len(self._waiting) > 0 and not self._has_news and self._backing_off is None
         is_known = width == self.width and self._generation == self._fetchers.generation
@@ -110,6 +130,8 @@ class RemoteLane(Lane):
         if self._host is None and refs:
             self._host = self._target(refs[0])
             self._learn_of_host()
+        if refs:
+            self._paced.expect(refs[0])
 
     def _learn_of_host(self) -> None:
         """Begin with how long attempts at the host of the first reference took other lanes a moment ago."""
@@ -124,14 +146,34 @@ class RemoteLane(Lane):
 
     def set_width(self, width: int) -> None:
         self.width = width
+        self._set_reach(self._find_reach(width))
         self._has_news, self._generation = False, self._fetchers.generation
         # Fetchers need the width even when there is nothing to send.
         self._fetchers.update_width(self)
         self._is_over = self.attempts > width
         self._send()
-        if not self._waiting and not self._is_quick:
+        if not (self._waiting or self._paced or self._is_quick):
             self._fetchers.balance(self)
         self._count_sent(0)
+
+    def _find_reach(self, width: int) -> int:
+        return min(width, self._paced.part)
+
+    def _set_reach(self, reach: int) -> None:
+        if reach > self.reach and self._is_modest:
+            # It may use more slots by now.
+            self._is_modest = False
+            self._owner.request_tick()
+        self.reach = reach
+        if self._paced.is_on:
+            self._paced.note_width(reach)
+
+    def _follow_pace(self) -> None:
+        """Tell fetchers how many attempts they may run, if the pace has changed that."""
+        if self._paced.is_on and (reach := self._find_reach(self.width)) != self.reach:
+            self._set_reach(reach)
+            self._fetchers.update_width(self)
+            self._count_sent(0)
 
     async def stop(self, grace: float) -> list[LeasedChunk]:
         self._stopping = True
@@ -324,7 +366,7 @@ class RemoteLane(Lane):
     def _count_sent(self, change: int) -> None:
         self._sent += change
         # Beyond the width, what began when it was larger goes on.
-        self.active = min(self._sent, max(self.width, self.attempts)) if self.width else self._sent
+        self.active = min(self._sent, max(self.reach, self.attempts)) if self.width else self._sent
         if self._sent == 0:
             self._idle.set()
         else:
@@ -340,6 +382,7 @@ class RemoteLane(Lane):
         if self._is_extracting_enough:
             self._send_after(self._until_extracted)
             return
+        self._follow_pace()
         capacity = self._capacity()
         entries: list[LeasedRef] = []
         if not self._targets.is_limited and not self._gate.is_watching:
@@ -351,19 +394,25 @@ class RemoteLane(Lane):
                 break
             if may_start:
                 entries.append(entry)
+        # These may be the first of their host.
+        self._follow_pace()
         self._hand_over(entries)
         self._targets.request()
 
     def _take_paced(self, capacity: int) -> list[LeasedRef]:
-        """Take references whose hosts have room, as long as nothing else is to be asked for any of them."""
+        """Take references whose hosts have room, as long as nothing else is to be asked for any of them. Those of a
+        host that has none are passed by, so that those of others are found."""
         entries: list[LeasedRef] = []
-        while len(entries) < capacity:
-            if self._paced.has_ready:
-                entries += self._paced.take(capacity - len(entries))
-            plain = [] if self.is_crowded else self._waiting.take_plain(capacity - len(entries))
+        while len(entries) < capacity or self.reach < self.width:
+            left = capacity - len(entries)
+            if left > 0 and self._paced.has_ready:
+                entries += self._paced.take(left)
+                left = capacity - len(entries)
+            count = max(left, _PASSED_BY) if self.reach < self.width else left
+            plain = [] if self.is_crowded else self._waiting.take_plain(count)
             if not plain:
                 break
-            entries += self._paced.admit(plain)
+            entries += self._paced.admit(plain, left)
         return entries
 
     def _hold_back(self) -> None:
@@ -376,7 +425,7 @@ class RemoteLane(Lane):
             return min(capacity, self.width - self._sent)
         # A frame costs as much for one reference as for many.
         is_little = capacity < min(len(self._waiting), _LEAST_SENT)
-        return 0 if is_little and self._sent >= 2 * self.width else capacity
+        return 0 if is_little and self._sent >= 2 * self.reach else capacity
 
     async def _send_one(self, entry: LeasedRef, *, probes: bool) -> None:
         """Send a reference that probes a breaker or belongs to a redelivered chunk, whose start is marked first."""
