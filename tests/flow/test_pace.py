@@ -38,7 +38,7 @@ def worker_of(fleet: Fleet, act: Act, *, remote: bool) -> Worker:
 
 async def submit(fleet: Fleet, hosts: dict[str, int], **options: Any) -> Job:
     urls = [f"http://{host}/{number}" for host, count in hosts.items() for number in range(count)]
-    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, **{"pace": Pace.AUTO, **options})
+    return await fleet.submit(urls, **{"kind": JobKind.FETCH, "handler": None, "pace": Pace.AUTO, **options})
 
 
 @both_lanes
@@ -158,6 +158,21 @@ async def test_a_slow_host_with_many_tasks_holds_up_no_other(remote: bool) -> No
         fleet.start(worker_of(fleet, act, remote=remote))
         await fleet.until(lambda: sum(s.target == "other.example" for s in fleet.executor.starts) == 20, within=40)
         assert max(start.attempt for start in fleet.executor.starts) == 1
+
+
+async def test_downloads_of_a_slow_host_hold_up_none_of_others() -> None:
+    """It takes one at a time, for hours."""
+    async with open_fleet() as fleet:
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            if host_of(ref) == "slow.example" and fleet.executor.running["slow.example"] > 1:
+                return refusal()
+            await fleet.clock.sleep(3600.0 if host_of(ref) == "slow.example" else 1.0)
+            return success()
+
+        await submit(fleet, {"slow.example": 30, "other.example": 5}, kind=JobKind.DOWNLOAD, backoff=QUICK, attempts=9)
+        fleet.start(worker_of(fleet, act, remote=False))
+        await fleet.until(lambda: sum(s.target == "other.example" for s in fleet.executor.starts) == 5, within=300)
 
 
 @both_lanes

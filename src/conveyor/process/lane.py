@@ -36,8 +36,9 @@ _AHEAD = 0.3
 _SMOOTHING = 0.3
 # A lane with this many references that wait for their targets receives no more.
 _MAX_WAITING_FOR_TARGETS = 5000
-# As does one with this many that wait for the pace of their hosts.
+# As does one with this many that wait for the pace of their hosts; of long tasks few: another worker may run them.
 _MAX_WAITING_FOR_PACE = 1000
+_MAX_LONG_WAITING = 8
 # How long a lane backs off when a call fails before a task can start; each failure in a row doubles it.
 _FIRST_BACKOFF = 0.1
 _MAX_BACKOFF = 5.0
@@ -218,7 +219,11 @@ class Lane(ABC):
     @property
     def is_crowded(self) -> bool:
         """Whether enough references wait for their targets, so that the lane receives no more."""
-        return len(self._targets) >= _MAX_WAITING_FOR_TARGETS or len(self._paced) >= _MAX_WAITING_FOR_PACE
+        return len(self._targets) >= _MAX_WAITING_FOR_TARGETS or len(self._paced) >= self._max_paced
+
+    @property
+    def _max_paced(self) -> int:
+        return _MAX_LONG_WAITING if self.job.kind in LONG_KINDS else _MAX_WAITING_FOR_PACE
 
     @property
     def is_paced(self) -> bool:
@@ -260,14 +265,15 @@ class Lane(ABC):
     def shortage(self) -> tuple[int, int]:
         """Return how many recovered and how many new references to receive, given the lane's throughput."""
         self._measure()
+        if len(self._paced) >= self._max_paced:
+            self._paced.thin_out()
         if self.job.kind in LONG_KINDS:
-            # One at a time: a long task that waits here for hours could run on another worker.
-            full = self._waiting or self._targets or self._paced or self.active >= self.job.options.concurrency
+            # One at a time: a long task that waits here for hours could run on another worker. Those whose host has no
+            # room must not keep those of other hosts from coming.
+            full = self._waiting or self._targets or self.is_crowded or self.active >= self.job.options.concurrency
             return (0, 0) if full else (1, 1)
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
-        if len(self._paced) >= _MAX_WAITING_FOR_PACE:
-            self._paced.thin_out()
         if self.is_crowded:
             return 0, 0
         return max(0, goal - self._waiting.recovered), max(0, goal - self._waiting.new)

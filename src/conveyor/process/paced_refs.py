@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from conveyor.clock import Clock
 from conveyor.coordination.pace import LARGEST, HostPace
 from conveyor.coordination.paces import Paces
-from conveyor.model import PACED_KINDS, Job, Outcome, Pace, TaskRef
+from conveyor.model import LONG_KINDS, PACED_KINDS, Job, Outcome, Pace, TaskRef
 from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
 from conveyor.process.target_queue import bounded_sum
 
@@ -28,7 +28,7 @@ _LONG_PAUSE = 5.0
 # seconds, and this many at least), and how long the rest is postponed, in seconds.
 _COUNT_SECONDS = 5.0
 _STAY_SECONDS = 10.0
-_LEAST_STAY = 100
+_LEAST_STAY, _LEAST_LONG_STAY = 100, 4
 _SHORTEST_DELAY, _LONGEST_DELAY = 5.0, 60.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -80,6 +80,7 @@ class PacedRefs(Generic[T]):
         self._spawn = spawn
         self.bound = job.options.concurrency
         self.is_on = self._wanted(job)
+        self._least_stay = _LEAST_LONG_STAY if job.kind in LONG_KINDS else _LEAST_STAY
         self._held: dict[HostPace, RetryFirstQueue[T]] = {}
         self._count = 0
         # Whether the lane keeps to its part of a pace if it can; the only host so far; and how many tasks run at most.
@@ -311,7 +312,7 @@ class PacedRefs(Generic[T]):
         if seconds < 2 * _COUNT_SECONDS:
             for pace, queue in self._held.items():
                 rate = self._started.get(pace, 0) / seconds
-                stay = max(_LEAST_STAY, int(rate * _STAY_SECONDS))
+                stay = max(self._least_stay, int(rate * _STAY_SECONDS))
                 delay = max(_SHORTEST_DELAY, min(_LONGEST_DELAY, stay / rate if rate else _LONGEST_DELAY))
                 excess = [queue.pop() for _ in range(len(queue) - stay)]
                 self._postpone_each(excess, delay)
