@@ -196,6 +196,15 @@ class TestTaking:
         assert await one.take(skipped=[RunId("a")]) == ["b"]
         assert await two.take() == ["a"]
 
+    async def test_what_one_worker_passes_by_is_there_for_the_others(
+        self, coordinator: Coordinator, clock: ManualClock, one: Looker, two: Looker
+    ) -> None:
+        for run in ("a", "b", "c"):
+            await coordinator.mark_runs([mark(run)])
+            clock.advance(1.0)
+        assert await one.take(skipped=[RunId("a"), RunId("b")]) == ["c"], "the last one of the tenant that is listed"
+        assert await two.take() == ["a", "b"]
+
     async def test_the_pause_is_handed_on_until_there_is_a_message(self, coordinator: Coordinator, one: Looker) -> None:
         await coordinator.mark_runs([mark("a")])
         await one.take()

@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
@@ -22,6 +22,9 @@ from conveyor.model import JobId, RunId, TenantId
 
 _Heap = list[tuple[float, RunId]]
 
+# Due tenants among which one look chooses.
+_CANDIDATES = 256
+
 
 class _Entry(msgspec.Struct):
     """A run. `due_times` are those of its messages, sorted; `recheck_at` is when the last worker wanted it to be looked
@@ -39,10 +42,11 @@ class _Entry(msgspec.Struct):
 
 class _Tenant(msgspec.Struct):
     """Heaps of listed runs, with entries that are no longer valid: runs without a worker, and runs whose workers asked
-    for help. And when the tenant was last served, as a count."""
+    for help. When the first of them is due. And when the tenant was last served, as a count."""
 
     runs: _Heap = msgspec.field(default_factory=list)
     helps: _Heap = msgspec.field(default_factory=list)
+    first: float = inf
     served: int = 0
 
 
@@ -63,9 +67,12 @@ class MemoryReadyIndex:
         # When each listed run is due, and whether its workers asked for help.
         self._listed: dict[RunId, tuple[float, bool]] = {}
         self._tenants: dict[TenantId, _Tenant] = {}
+        # Tenants by the time when their first run is due.
+        self._due: list[tuple[float, TenantId]] = []
         self._workers: dict[str, _WorkerSeats] = {}
         self._changes = itertools.count(1)
         self._turns = itertools.count(1)
+        self._looks = 0
         self._is_built = False
 
     async def mark_runs(self, marks: Sequence[ReadyMark], *, is_built: bool = False) -> None:
@@ -156,33 +163,39 @@ class MemoryReadyIndex:
         skipped, unjoined = frozenset(request.skipped), frozenset(request.unjoined)
         by_default = now - request.overdue
         of_unjoined = by_default if request.unjoined_overdue is None else now - request.unjoined_overdue
-        aside: list[tuple[_Heap, tuple[float, RunId]]] = []
-        due = []
-        for name, tenant in list(self._tenants.items()):
-            may_join = name not in unjoined
-            latest = by_default if may_join else of_unjoined
-            if (first := self._earliest(tenant, may_join)) and first[0][0] <= latest:
-                due.append((tenant, latest, may_join))
-            elif not tenant.runs and not tenant.helps:
-                del self._tenants[name]
-        tenants = sorted(due, key=lambda each: each[0].served)
-        while left > 0 and tenants:
-            turn, tenants = tenants, []
-            for tenant, latest, may_join in turn:
+        aside: list[tuple[TenantId, _Tenant, RunId]] = []
+        turn = sorted(self._candidates(max(by_default, of_unjoined)), key=lambda name: self._tenants[name].served)
+        while left > 0 and turn:
+            names, turn = turn, []
+            for name in names:
                 if left == 0:
                     break
-                while (heap := self._earliest(tenant, may_join)) and heap[0][0] <= latest:
-                    at, run_id = heapq.heappop(heap)
+                tenant, may_join = self._tenants.get(name), name not in unjoined
+                latest = by_default if may_join else of_unjoined
+                while tenant and (heap := self._earliest(tenant, may_join)) and heap[0][0] <= latest:
+                    _, run_id = heapq.heappop(heap)
                     if run_id in skipped or request.holder in self._entries[run_id].seats:
-                        aside.append((heap, (at, run_id)))
+                        aside.append((name, tenant, run_id))
                         continue
                     tenant.served = next(self._turns)
-                    tenants.append((tenant, latest, may_join))
+                    turn.append(name)
                     left -= 1
                     yield run_id
                     break
-        for heap, listed in aside:
-            heapq.heappush(heap, listed)
+        for name, tenant, run_id in aside:
+            self._push(run_id, name, self._tenants.setdefault(name, tenant))
+
+    def _candidates(self, latest: float) -> list[TenantId]:
+        """Of the due tenants: all, or of more than _CANDIDATES a quarter each of those that have waited for longest and
+        of the newest, and others from a place that changes with every look."""
+        count = bisect_right(self._due, latest, key=_time_of)
+        if count <= _CANDIDATES:
+            return [name for _, name in self._due[:count]]
+        quarter = _CANDIDATES // 4
+        self._looks += 1
+        start = quarter + self._looks * 2 * quarter % (count - _CANDIDATES + 1)
+        spans = ((0, quarter), (start, start + 2 * quarter), (count - quarter, count))
+        return [name for first, last in spans for _, name in self._due[first:last]]
 
     def _seat(self, run_id: RunId, holder: str, worker: _WorkerSeats, now: float) -> SeatedRun:
         entry = self._entries[run_id]
@@ -213,21 +226,43 @@ class MemoryReadyIndex:
 
     def _list(self, run_id: RunId, entry: _Entry) -> None:
         """List the run at the time that its entry says, or not at all."""
-        if entry.is_finished:
-            self._listed.pop(run_id, None)
-            if not entry.seats:
-                del self._entries[run_id]
-            return
         at = entry.help_at if entry.seats else min(*entry.due_times[:1], entry.recheck_at, inf)
-        if at == inf:
-            self._listed.pop(run_id, None)
+        if entry.is_finished and not entry.seats:
+            del self._entries[run_id]
+        if entry.is_finished or at == inf:
+            if self._listed.pop(run_id, None) is not None:
+                self._list_tenant(entry.tenant)
             return
         is_help = bool(entry.seats)
         if self._listed.get(run_id) == (at, is_help):
             return
         self._listed[run_id] = at, is_help
-        tenant = self._tenants.setdefault(entry.tenant, _Tenant())
+        self._push(run_id, entry.tenant, self._tenants.setdefault(entry.tenant, _Tenant()))
+
+    def _push(self, run_id: RunId, name: TenantId, tenant: _Tenant) -> None:
+        at, is_help = self._listed[run_id]
         heapq.heappush(tenant.helps if is_help else tenant.runs, (at, run_id))
+        self._list_tenant(name)
+
+    def _list_tenant(self, name: TenantId) -> None:
+        """List the tenant at the time when its first run is due, or not at all."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            return
+        heap = self._earliest(tenant, may_join=True)
+        first = heap[0][0] if heap else inf
+        if first != tenant.first:
+            if tenant.first < inf:
+                del self._due[bisect_left(self._due, (tenant.first, name))]
+            if first < inf:
+                insort(self._due, (first, name))
+            tenant.first = first
+        if first == inf:
+            del self._tenants[name]
+
+
+def _time_of(due: tuple[float, TenantId]) -> float:
+    return due[0]
 
 
 def _add_due(entry: _Entry, at: float, now: float) -> None:
