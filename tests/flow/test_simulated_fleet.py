@@ -45,6 +45,6 @@ def test_tenants_have_equal_parts_of_the_fleet() -> None:
     """Half of the runs are one tenant's, and every worker serves it: its part is that of a tenant with one run."""
     result = fleet_world.crowded("", workers=12, runs=96, warm=15.0, seconds=20.0, queue_limit=LIMIT)
     assert result["fairness"] > 0.95, result
-    assert result["big"] < 1.5 * result["tasks"] / result["tenants"], (
-        "twice as much, if each worker knows of itself only"
-    )
+    part = result["tasks"] / result["tenants"]
+    assert result["big"] < 1.5 * part, "twice as much, if each worker knows of itself only"
+    assert result["big"] > 0.4 * part, "nothing, if all workers had it wait at the same time"

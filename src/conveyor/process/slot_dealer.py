@@ -46,16 +46,18 @@ class SlotDealer:
         self._clock = clock
         self._permits = permits
         self._help = ask_help
+        self._times = SlotTimes(_TURN_SECONDS, workers_of, clock.jitter)
         self._workers_of = workers_of
-        self._times = SlotTimes(_TURN_SECONDS)
         # Slots to deal, as of the last deal; those in use, and by which lanes, with the time since when.
         self._slots = settings.worker_concurrency
         self._in_use = 0
         self._used: dict[Lane, tuple[int, float]] = {}
         # Lanes that were dealt more slots than were free, with their widths: the first gets the next slot.
         self._owed: deque[tuple[Lane, int]] = deque()
-        # Whose slots the next ones would have been in the last deal, and lanes that do not use all of theirs since.
+        # Whose slots the next ones would have been in the last deal, which tenants could use some, and lanes that do
+        # not use all of theirs since.
         self._line: Iterator[RunId] = iter(())
+        self._wanting: set[TenantId] = set()
         self._idle: dict[Lane, None] = {}
         # Whether lanes could use more slots than there are.
         self.is_contended = False
@@ -72,6 +74,8 @@ class SlotDealer:
         order = deals(demands.values())
         dealt = count_dealt(islice(order, slots))
         self._line = order
+        self._wanting = {demand.tenant for demand in demands.values() if demand.want}
+        self._times.begin(dict.fromkeys(demands[run_id].tenant for run_id in dealt), self._wanting)
         self._idle.clear()
         self._narrow(lanes, dealt)
         granted = await self._acquire(lanes, dealt)
@@ -120,6 +124,7 @@ class SlotDealer:
                 dealt[run_id] = width + 1
                 free -= 1
         if dealt:
+            self._times.begin(dict.fromkeys(lanes[run_id].job.tenant for run_id in dealt), self._wanting)
             granted = await self._acquire([lanes[run_id] for run_id in dealt], dealt)
             # Some may have been dropped meanwhile.
             self._widen(lanes, {run_id: min(count, granted[run_id]) for run_id, count in dealt.items()})
@@ -204,8 +209,7 @@ class SlotDealer:
         """Charge for the slots that the lane had in use since it was counted last, and count those that it has now."""
         used, since = self._used.get(lane, (0, now))
         if used:
-            tenant = lane.job.tenant
-            self._times.charge(tenant, lane.job.run.run_id, used * (now - since), self._workers_of(tenant))
+            self._times.charge(lane.job.tenant, lane.job.run.run_id, used * (now - since))
         in_use = lane.slots_in_use
         self._in_use += in_use - used
         if in_use:
