@@ -259,6 +259,39 @@ async def test_events_are_noted_once_and_all_is_removed(seed: int) -> None:
         assert await truth.tasks.counts(run) == Counts()
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(
+    "point", ["dynamodb.write.before", "dynamodb.write.after", "dynamodb.batch.before", "dynamodb.batch.after"]
+)
+async def test_another_process_does_what_one_died_over(point: str, nth: int) -> None:
+    """A job is created and moved, its tasks are put, and removed."""
+    clock = clock_for(400_000)
+    async with opened(clock) as (one, two, truth):
+        job, run = make_job(clock, total=60, latched=True), make_run(clock, 4)
+
+        async def live(engine: DynamoEngine) -> None:
+            jobs = engine.records.jobs
+            await jobs.create_job(job, make_notice(clock, job), None)
+            notice = make_notice(clock, job, "run.completed")
+            completed = RunState.COMPLETED
+            await jobs.move_run(job.job_id, job.run.run_id, sources_of(completed), completed, None, notice)
+            await engine.tasks.put(run, seeds(60))
+            while await engine.tasks.delete(run, 30):
+                pass
+
+        has_died = die_at(point, nth)
+        assert not await together(live(one))
+        assert has_died()
+        crashes.arm(None)
+        assert await together(live(two))
+        events = (await truth.records.outbox.events(ACME, job.job_id, None, 100)).items
+        assert [event.event for event in events] == ["job.accepted", "run.completed"], "each once"
+        stored = await truth.records.jobs.job(ACME, job.job_id)
+        assert stored is not None
+        assert stored.state is RunState.COMPLETED
+        assert await rows_of(truth.tasks, run) == {}
+
+
 def claim_of(clock: ManualClock, subject: str) -> IdempotencyClaim:
     now = clock.now()
     return IdempotencyClaim(ACME, "POST /v1/jobs", f"key of {subject}", "print", subject, now + 30, now + 60)
