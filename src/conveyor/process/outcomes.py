@@ -92,18 +92,21 @@ def with_body(detail: str, body: BodyRef | None) -> str:
     return f'{detail[:-1]}{comma}"body":{_json(body).decode()}}}'
 
 
-def with_pages(key: str, pages: Iterable[tuple[str, int, str, int, StoredAs | None]]) -> list[str]:
-    """As `with_body`, for bodies in one segment: the detail, length, digest, offset and encoding of each. The JSON is
-    made by hand: an encoder would need a BodyRef for each."""
-    begin = f'"body":{{"key":{_json(key).decode()},"length":'
+def with_pages(key: str, details: Iterable[str], places: Iterable[str]) -> list[str]:
+    """As `with_body`, for bodies in one segment: the detail and the `page_place` of each. The JSON is made by hand: an
+    encoder would need a BodyRef for each."""
+    begin = f'"body":{{"key":{_json(key).decode()},'
     return [
-        f"{detail[:-1]}{',' if len(detail) > 2 else ''}{begin}"
-        f'{length},"sha256":"{digest}","offset":{offset}{_stored_json(stored)}}}}}'
-        for detail, length, digest, offset, stored in pages
+        f"{detail[:-1]}{',' if len(detail) > 2 else ''}{begin}{place}}}"
+        for detail, place in zip(details, places, strict=True)
     ]
 
 
-def _stored_json(stored: StoredAs | None) -> str:
+def page_place(length: int, digest: str, offset: int, stored: StoredAs | None) -> str:
+    """The end of the JSON of a BodyRef, after its key."""
     if stored is None:
-        return ""
-    return f',"stored":["{stored.encoding}",{stored.length},{stored.crc},{stored.stored_crc}]'
+        return f'"length":{length},"sha256":"{digest}","offset":{offset}}}'
+    return (
+        f'"length":{length},"sha256":"{digest}","offset":{offset},'
+        f'"stored":["{stored.encoding}",{stored.length},{stored.crc},{stored.stored_crc}]}}'
+    )

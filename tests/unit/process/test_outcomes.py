@@ -4,7 +4,7 @@ import msgspec
 
 from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs, TaskError
 from conveyor.process import outcomes
-from conveyor.process.outcomes import detail_json, with_body, with_pages
+from conveyor.process.outcomes import detail_json, page_place, with_body, with_pages
 from conveyor.states import TaskStatus
 
 
@@ -65,5 +65,6 @@ def test_the_places_of_many_pages_are_those_of_each() -> None:
         with_body(detail, BodyRef(key, length, digest, offset, stored=how))
         for detail, length, digest, offset, how in pages
     ]
-    assert with_pages(key, pages) == each
+    places = [page_place(length, digest, offset, how) for _, length, digest, offset, how in pages]
+    assert with_pages(key, [detail for detail, *_ in pages], places) == each
     assert msgspec.json.decode(each[-1], type=ResultDetail).body == BodyRef(key, 20, "ab" * 32, 5, stored=stored)

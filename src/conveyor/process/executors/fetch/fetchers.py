@@ -40,8 +40,9 @@ from conveyor.telemetry import child_processes as children
 
 log = structlog.get_logger()
 
-# References that a fetcher gets beyond twice its share of the width.
-_AHEAD = 96
+# References that a fetcher gets beyond twice its share of the width: more than a pack of outcomes, so that it does not
+# run dry while a full one travels and the next references come.
+_AHEAD = 384
 _MAX_HOSTS = 1000
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0

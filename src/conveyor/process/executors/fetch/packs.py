@@ -8,9 +8,6 @@ says where its page is: the worker sees none of their bytes, and makes them dura
 import asyncio
 import logging
 from hashlib import sha256
-from itertools import accumulate
-
-import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.blobs import SharedLogs
@@ -27,88 +24,72 @@ from conveyor.process.executors.fetch.frames import (
     write_frame,
 )
 from conveyor.process.executors.fetch.loop_lag import LoopLag
-from conveyor.process.outcomes import detail_json, with_pages
+from conveyor.process.outcomes import detail_json, page_place, with_pages
 from conveyor.states import TaskStatus
 
 log = logging.getLogger(__name__)
 
-# How long an outcome waits for others of the same pack, in seconds; and twice as long while that holds nobody up.
+# How long an outcome waits for others of the same pack, in seconds; and so many times as long again while that holds
+# nobody up.
 LINGER = 0.004
-_PACK_COUNT = 128
+_MORE_LINGERS = 3
+_PACK_COUNT = 256
 _PACK_BYTES = 1024 * 1024
 
 
-class EncodedPage(msgspec.Struct, frozen=True, gc=False):
-    """A page as it is stored, and the outcome of its task."""
-
-    number: int
-    http_status: int | None
-    elapsed: float
-    # Without the place of the page.
-    detail: str
-    data: bytes | memoryview
-    # Of the page itself, however it is stored.
-    length: int
-    digest: str
-    stored: StoredAs | None
-
-
 class Segment:
-    """The pages of one run in a pack, which are stored as one object."""
+    """The pages of one run in a pack, which are stored as one object: once encoded, by column, so that there is no
+    object for each."""
 
-    __slots__ = ("job", "outcomes", "pages")
+    __slots__ = ("data", "details", "elapsed", "http_statuses", "job", "numbers", "outcomes", "places")
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.outcomes: list[tuple[int, Outcome]] = []
-        self.pages: list[EncodedPage] = []
+        self.numbers: list[int] = []
+        self.http_statuses: list[int | None] = []
+        self.elapsed: list[float] = []
+        self.details: list[str] = []
+        # Where each page is in the segment, as JSON, and its bytes.
+        self.places: list[str] = []
+        self.data: list[bytes | memoryview] = []
 
     def encode(self) -> list[PackedOutcome]:
         """Make pages of the outcomes: all of them in a row, which takes half the time of one now and then. Returns
         failures instead of those that cannot be encoded."""
         failures: list[PackedOutcome] = []
+        offset = 0
         for number, outcome in self.outcomes:
+            body = outcome.body or b""
             try:
-                self.pages.append(_page(number, outcome))
+                data, stored, digest = _encoded_page(outcome, body)
+                detail = detail_json(outcome)
             except Exception:
                 log.exception("page not encoded")
                 failures.append(_packed(number, internal_error()))
+                continue
+            self.numbers.append(number)
+            self.http_statuses.append(outcome.http_status)
+            self.elapsed.append(outcome.elapsed)
+            self.details.append(detail)
+            self.places.append(page_place(len(body), digest, offset, stored))
+            self.data.append(data)
+            offset += len(data)
         return failures
 
     def as_stored(self, key: str) -> StoredPages:
         """The outcomes, once the segment has a key."""
-        pages = self.pages
-        offsets = accumulate([len(page.data) for page in pages], initial=0)
-        places = [
-            (page.detail, page.length, page.digest, offset, page.stored)
-            for page, offset in zip(pages, offsets, strict=False)
-        ]
-        return StoredPages(
-            key,
-            [page.number for page in pages],
-            [page.http_status for page in pages],
-            [page.elapsed for page in pages],
-            with_pages(key, places),
-        )
+        details = with_pages(key, self.details, self.places)
+        return StoredPages(key, self.numbers, self.http_statuses, self.elapsed, details)
 
-    def as_outcomes(self) -> list[PackedOutcome]:
-        """The same outcomes, with bodies that travel in the pack."""
-        return [
-            PackedOutcome(
-                page.number,
-                TaskStatus.SUCCEEDED,
-                page.http_status,
-                None,
-                None,
-                page.detail,
-                len(page.data),
-                page.digest,
-                page.elapsed,
-                page.stored,
-                page.length,
-            )
-            for page in self.pages
-        ]
+    def as_outcomes(self) -> tuple[list[PackedOutcome], list[bytes | memoryview]]:
+        """The same outcomes, and their bodies, which travel in the pack."""
+        encoded = set(self.numbers)
+        packed = []
+        for number, outcome in self.outcomes:
+            if number in encoded:
+                packed.append(_packed(number, outcome, *_encoded_page(outcome, outcome.body or b"")))
+        return packed, self.data
 
 
 class Packer:
@@ -131,6 +112,7 @@ class Packer:
         self._timer: asyncio.TimerHandle | None = None
         # Whether nobody waits for an outcome of the pack.
         self._may_wait = True
+        self._lingers_left = _MORE_LINGERS
         # Whether a pack was written since the last drain.
         self.is_behind = False
 
@@ -173,9 +155,8 @@ class Packer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._may_wait:
-            # Once.
-            self._may_wait = False
+        if self._may_wait and self._lingers_left:
+            self._lingers_left -= 1
             self._start_timer()
         else:
             self.send()
@@ -190,18 +171,20 @@ class Packer:
         outcomes, bodies, segments = self._outcomes, self._bodies, list(self._segments.values())
         self._outcomes, self._bodies, self._segments, self._count, self._bytes = [], [], {}, 0, 0
         self._may_wait = True
+        self._lingers_left = _MORE_LINGERS
         pages: list[StoredPages] = []
         for segment in segments:
             outcomes += segment.encode()
-        segments = [segment for segment in segments if segment.pages]
+        segments = [segment for segment in segments if segment.data]
         if segments and self._logs is not None:
             try:
                 keys = self._append(self._logs, segments)
             except Exception as error:
                 log.warning("pages not stored; they go to the worker: %r", error)
                 for segment in segments:
-                    outcomes += segment.as_outcomes()
-                    bodies += [page.data for page in segment.pages]
+                    packed, data = segment.as_outcomes()
+                    outcomes += packed
+                    bodies += data
             else:
                 pages = [segment.as_stored(key) for segment, key in zip(segments, keys, strict=True)]
         crashpoint("fetcher.pack.before")
@@ -237,10 +220,7 @@ class Packer:
 
     def _append(self, logs: SharedLogs, segments: list[Segment]) -> list[str]:
         """Append segments; returns their keys. It goes to the cache of the system, which is quicker than a thread."""
-        objects = [
-            (new_key(self._clock, segment.job, "seg"), b"".join([page.data for page in segment.pages]))
-            for segment in segments
-        ]
+        objects = [(new_key(self._clock, segment.job, "seg"), b"".join(segment.data)) for segment in segments]
         return logs.append(objects)
 
 
@@ -249,11 +229,8 @@ def internal_error() -> Outcome:
     return Outcome(TaskStatus.FAILED, error=TaskError("internal", "the fetch failed inside Conveyor"))
 
 
-def _page(number: int, outcome: Outcome) -> EncodedPage:
-    body = outcome.body or b""
-    data, stored, digest = _encoded(body, outcome.sha256, may_shrink=not is_compressed(outcome.content_type))
-    detail = detail_json(outcome)
-    return EncodedPage(number, outcome.http_status, outcome.elapsed, detail, data, len(body), digest, stored)
+def _encoded_page(outcome: Outcome, body: bytes | memoryview) -> tuple[bytes | memoryview, StoredAs | None, str]:
+    return _encoded(body, outcome.sha256, may_shrink=not is_compressed(outcome.content_type))
 
 
 def _encoded(
