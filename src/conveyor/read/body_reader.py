@@ -8,7 +8,7 @@ windows, whatever the size of the job.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import structlog
 
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import BodyDamaged
-from conveyor.jobs.body_coding import check_deflated, inflate, missing_body
+from conveyor.jobs.body_coding import check_deflated, inflate, inflate_all, missing_body
 from conveyor.model import BodyRef, ResultDetail, Task, TaskError
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import check_body, stream_body
@@ -38,6 +38,8 @@ _RANGE_BYTES = 4 * 1024 * 1024
 # Reading over a gap is cheaper than another request.
 _GAP_BYTES = 64 * 1024
 _READS_AT_ONCE = 16
+# Of the bodies that are inflated together.
+_INFLATED_BYTES = 1024 * 1024
 
 Body = bytes | memoryview
 
@@ -168,7 +170,8 @@ def _check_all(tasks: Sequence[Task], bodies: list[Body | None], deflated: bool)
     """Check bodies as they are stored, and replace them by what they are, except for deflated ones that are to stay so.
     These are checked by the CRC-32 of their stored bytes, those that are inflated by that of the body too, all others
     by their sha256. Returns the damaged ones by their places."""
-    damaged = {}
+    damaged: dict[int, BodyDamaged] = {}
+    inflating: list[int] = []
     for place, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
         ref = task.detail.body
         if body is None or ref is None:
@@ -179,7 +182,40 @@ def _check_all(tasks: Sequence[Task], bodies: list[Body | None], deflated: bool)
             elif deflated:
                 check_deflated(ref, body)
             else:
-                bodies[place] = inflate(ref, body)
+                inflating.append(place)
+        except BodyDamaged as error:
+            damaged[place] = error
+    if inflating:
+        damaged |= _inflate_all(tasks, bodies, inflating)
+    return damaged
+
+
+def _inflate_all(tasks: Sequence[Task], bodies: list[Body | None], places: Sequence[int]) -> dict[int, BodyDamaged]:
+    """Replace deflated bodies by what they are. Returns the damaged ones by their places."""
+    damaged: dict[int, BodyDamaged] = {}
+    batch: dict[int, tuple[BodyRef, Body]] = {}
+    size = 0
+    for place in places:
+        ref, body = tasks[place].detail.body, bodies[place]
+        assert ref is not None and body is not None
+        batch[place] = ref, body
+        size += ref.length
+        if size >= _INFLATED_BYTES or place == places[-1]:
+            damaged |= _inflate_batch(batch, bodies)
+            batch, size = {}, 0
+    return damaged
+
+
+def _inflate_batch(batch: dict[int, tuple[BodyRef, Body]], bodies: list[Body | None]) -> dict[int, BodyDamaged]:
+    with suppress(BodyDamaged):
+        for place, inflated in zip(batch, inflate_all(list(batch.values())), strict=True):
+            bodies[place] = inflated
+        return {}
+    # One by one, to find which.
+    damaged: dict[int, BodyDamaged] = {}
+    for place, (ref, body) in batch.items():
+        try:
+            bodies[place] = inflate(ref, body)
         except BodyDamaged as error:
             damaged[place] = error
     return damaged

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from contextlib import suppress
 from hashlib import sha256
 
 import msgspec
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from conveyor.clock import SystemClock
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import BodyDamaged
-from conveyor.jobs.body_coding import DeflatedBody, check_deflated, deflate, inflate, is_compressed, is_worth_deflating
+from conveyor.jobs.body_coding import (
+    DeflatedBody,
+    check_deflated,
+    deflate,
+    inflate,
+    inflate_all,
+    is_compressed,
+    is_worth_deflating,
+)
 from conveyor.model import BodyRef, ResultDetail, ResultLayout, Task, TaskId
 from conveyor.states import TaskStatus
 from tests.support.body_readers import all_readings
@@ -37,6 +46,33 @@ def test_a_body_comes_back(body: bytes) -> None:
     assert zlib.decompress(deflated.data, -zlib.MAX_WBITS) == body
     assert (deflated.stored.crc, deflated.stored.stored_crc) == (zlib.crc32(body), zlib.crc32(deflated.data))
     assert inflate(ref_of(body, deflated), memoryview(deflated.data)) == body
+
+
+@given(bodies=st.lists(BODIES, min_size=1, max_size=6), change=st.integers(1, 255), at=st.integers(0, 10**6))
+def test_bodies_come_back_together(bodies: list[bytes], change: int, at: int) -> None:
+    pairs = [(ref_of(body, deflated), deflated.data) for body in bodies if (deflated := deflate(body)) is not None]
+    if not pairs:
+        return
+    assert [bytes(body) for body in inflate_all(pairs)] == [body for body in bodies if deflate(body) is not None]
+    ref, data = pairs[at % len(pairs)]
+    assert ref.stored is not None
+    changed = bytearray(data)
+    changed[at % len(data)] ^= change
+    lies = msgspec.structs.replace(ref.stored, stored_crc=zlib.crc32(changed))
+    wrong_crc = msgspec.structs.replace(ref.stored, crc=ref.stored.crc ^ change)
+    for wrong in (
+        (ref, bytes(changed)),
+        (ref, data[:-1]),
+        (msgspec.structs.replace(ref, stored=wrong_crc), data),
+        (msgspec.structs.replace(ref, length=ref.length + change), data),
+    ):
+        pairs[at % len(pairs)] = wrong
+        with pytest.raises(BodyDamaged, match="A stored body is damaged"):
+            inflate_all(pairs)
+    # Stored bytes with a fitting CRC-32: they may differ in bits that nobody reads.
+    pairs[at % len(pairs)] = (msgspec.structs.replace(ref, stored=lies), bytes(changed))
+    with suppress(BodyDamaged):
+        assert sha256(inflate_all(pairs)[at % len(pairs)]).hexdigest() == ref.sha256
 
 
 @given(body=BODIES, change=st.integers(1, 255), place=st.integers(0, 10**6))
