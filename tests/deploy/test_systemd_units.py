@@ -32,8 +32,9 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_a_unit_runs_a_command_with_little_power(unit: Path) -> None:
     [command] = values(unit, "ExecStart")
-    program, argument = command.split()
+    program, argument, *flags = command.split()
     assert program == "/opt/conveyor/bin/conveyor"
+    assert flags == (["--wait", "60"] if argument == "migrate" else [])
     assert all(is_command([each]) for each in (ROLES if argument == "%i" else {argument}))
     assert (values(unit, "User"), values(unit, "NoNewPrivileges"), values(unit, "ProtectSystem")) == (
         ["conveyor"],

@@ -45,6 +45,8 @@ def _check_files(image: Image) -> None:
     assert not found, found
     environment = image.files / "opt/conveyor"
     assert not list(environment.glob("lib/python*/site-packages/pip")), "pip is in the environment"
+    data = (image.files / "data").stat()
+    assert (data.st_uid, data.st_mode & 0o777) == (image.user[0], 0o700), "other users can read /data"
     owned = [str(path) for path in environment.rglob("*") if path.lstat().st_uid != 0]
     assert not owned, owned[:3]
 

@@ -10,6 +10,9 @@ from conveyor.settings import Settings
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
+    from conveyor.clock import Clock
+
+_RETRY_SECONDS = 2.0
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")]
 Port = Annotated[
@@ -84,23 +87,44 @@ async def _monitor_once(settings: Settings) -> str:
         return msgspec.json.encode(await monitor_of(system).run_once()).decode()
 
 
-def migrate(data: Data = None) -> None:
+Wait = Annotated[
+    float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for engines that do not answer yet.")
+]
+
+
+def migrate(data: Data = None, wait: Wait = 0.0) -> None:
     """Create or upgrade tables, queues and buckets.
 
     The engine URLs in the settings name them. Run it before you start or upgrade other processes.
     """
     from conveyor.cli.loop import run_async
     from conveyor.clock import SystemClock
-    from conveyor.system import migrate as migrate_engines
     from conveyor.telemetry.logs import configure_log
 
     settings = Settings.load(data=data)
     configure_log(settings.log_level, form=settings.log_format)
-    steps = run_async(migrate_engines(settings, SystemClock()))
+    steps = run_async(_migrated(settings, SystemClock(), wait))
     for step in steps:
         print(step)
     if not steps:
         print("Nothing to migrate: the embedded engines create what they need.")
+
+
+async def _migrated(settings: Settings, clock: "Clock", wait: float) -> list[str]:
+    """Migrate, again and again for `wait` seconds if an engine fails: it may start at the same time."""
+    from conveyor.cli.guard import complain
+    from conveyor.errors import EngineFailed
+    from conveyor.system import migrate as migrate_engines
+
+    ends = clock.monotonic() + wait
+    while True:
+        try:
+            return await migrate_engines(settings, clock)
+        except EngineFailed as error:
+            if clock.monotonic() + _RETRY_SECONDS > ends:
+                raise
+            complain(f"{error} Trying again for {ends - clock.monotonic():.0f} s.")
+        await clock.sleep(_RETRY_SECONDS)
 
 
 _SHARED = ("records", "tasks", "queue", "coordinator")

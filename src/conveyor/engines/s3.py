@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import structlog
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
@@ -26,6 +27,8 @@ from conveyor.engines.aws_session import aws_session, default_region, service_ho
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import EngineFailed, InvalidSetting
 
+log = structlog.get_logger()
+
 # The maximum size of one PUT, and the maximum lifetime of a signature.
 MAX_IN_ONE_PUT = 5 * 1024**3
 LONGEST_SECONDS = 7 * 86_400
@@ -35,6 +38,8 @@ _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 # The store refreshes credentials after this many seconds; those of a role last longer.
 _CREDENTIAL_SECONDS = 300
 _MAX_SKEW = 60.0
+# What stores answer that have no lifecycle rules. Some take the call for that which creates the bucket.
+_WITHOUT_LIFECYCLE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "MethodNotAllowed", "NotImplemented"})
 ABANDONED_DAYS = 2
 
 
@@ -165,7 +170,9 @@ class Bucket:
             return f"cannot be read: {error}"
         missing = {rule["ID"] for rule in self._our_rules()} - there
         if missing:
-            return f"run `conveyor migrate`: {', '.join(sorted(missing))} is missing"
+            return (
+                f"run `conveyor migrate`, unless the store has no such rules: {', '.join(sorted(missing))} is missing"
+            )
         if self._old_rule in there:
             return f"run `conveyor migrate`: {self._old_rule} removes lists that unfinished jobs may still need"
         return None
@@ -189,7 +196,18 @@ class Bucket:
             # A template may own them.
             return
         rules = {"Rules": [*theirs, *ours]}
-        await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
+        try:
+            await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            # S3 itself has them.
+            if self.endpoint is None or code not in _WITHOUT_LIFECYCLE:
+                raise
+            log.warning(
+                "this store has no lifecycle rules; remove abandoned multipart uploads by other means",
+                bucket=self.name,
+                error=code,
+            )
 
     def _our_rules(self) -> list[dict[str, Any]]:
         """No rule by age: only retention knows which objects unfinished jobs still need."""

@@ -13,7 +13,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.engines.object_blobs import ObjectEngine
 from conveyor.errors import EngineFailed, InvalidSetting
-from tests.servers import s3
+from tests.servers import rclone, s3
 from tests.servers.aws import REGION, aws
 
 MIB = 1024 * 1024
@@ -171,6 +171,20 @@ class TestBucket:
                     Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [*rules.values(), by_age]}
                 )
             assert any("conveyor-one-uploads" in (wrong or "") for _, wrong in await one.checks())
+
+    async def test_a_store_without_lifecycle_rules_gets_its_bucket(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """rclone takes the rules for a call that creates the bucket. The checks say what else it lacks."""
+        url = f"s3://without-rules/some?region={REGION}&endpoint={rclone.rclone()}"
+        async with ObjectEngine.open(url, SystemClock()) as engine:
+            for _ in range(2):
+                await engine.migrate()
+                assert "no lifecycle rules" in capsys.readouterr().out
+            await engine.blobs.put("key", b"body")
+            assert await engine.blobs.get("key") == b"body"
+            wrong = {name: found for name, found in await engine.checks() if found}
+        assert "unless the store has no such rules" in wrong["lifecycle of the bucket"]
+        # It answers them with 200.
+        assert "range" in wrong["read a part of it"]
 
     async def test_checks_find_nothing_wrong_and_leave_nothing(self, engine: ObjectEngine) -> None:
         await engine.migrate()
