@@ -11,6 +11,7 @@ import yaml
 
 from conveyor.settings import Settings
 from tests.deploy.deployed_settings import DEPLOY, ROLES, is_command, loaded
+from tests.servers.aws import ACCESS_KEY, SECRET_KEY
 
 ROOT = DEPLOY.parent
 DOCKER = DEPLOY / "docker"
@@ -68,6 +69,14 @@ def test_each_role_is_a_service(name: str) -> None:
         assert service == "migrate" or each["depends_on"] == {
             "migrate": {"condition": "service_completed_successfully"}
         }
+
+
+def test_the_emulator_takes_the_signatures() -> None:
+    """It verifies signed links with one secret, and takes any in headers."""
+    for service, each in services("compose.aws.yaml").items():
+        if "extends" in each:
+            given = each["environment"]
+            assert (given["AWS_ACCESS_KEY_ID"], given["AWS_SECRET_ACCESS_KEY"]) == (ACCESS_KEY, SECRET_KEY), service
 
 
 def test_the_embedded_set_up_is_one_process() -> None:
