@@ -291,6 +291,16 @@ class TestLostAnswers:
 
 
 class TestRestarts:
+    def test_a_server_outlives_the_loop_in_which_it_was_restarted(self) -> None:
+        """As one soak leaves it to the next."""
+        server = RedisServer()
+        try:
+            server.kill()
+            asyncio.run(asyncio.to_thread(server.start))
+            assert server.say("PING").startswith(b"+PONG")
+        finally:
+            server.close()
+
     async def test_calls_outlast_one(self) -> None:
         server = RedisServer()
         try:

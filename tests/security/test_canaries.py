@@ -246,6 +246,7 @@ async def test_no_canary_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
     assert HIDDEN.encode() in pages[f"/v1/jobs/{owned[0].job_id}"]
     secrets += [canary(place) for place in (*SENT, *KEPT)]
     assert all(len(secret) > 15 for secret in secrets)
+    print(f"{len(secrets)} secrets, {len(pages)} pages")
     for path, page in pages.items():
         found = [secret for secret in secrets for form in forms(secret) if form in page]
         assert not found, (path, found, re.findall(rb".{0,200}" + re.escape(found[0].encode()), page)[:1])

