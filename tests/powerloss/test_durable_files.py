@@ -1,6 +1,7 @@
 """Each durable step by itself: when it returns, its effect is on the disk, whatever is lost of the rest."""
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from conveyor.auth.durable_file import write_durably
 from conveyor.engines.data_directory import make_data_directory
 from conveyor.engines.local_blobs import LocalBlobs
-from tests.powerloss.disk import Disk, Image, Survival, keep_none
+from tests.powerloss.disk import Disk, Image, Punch, Survival, keep_all, keep_none, keep_torn
 from tests.powerloss.recorder import Recorder
 from tests.support.places import quick_place
 
@@ -86,6 +87,32 @@ def test_a_deleted_object_does_not_come_back() -> None:
         assert powered.started_again(keys) == [names[0], names[2]]
         asyncio.run(blobs.delete([names[0], names[2]]))
         assert powered.started_again(keys) == []
+
+    recorded(steps)
+
+
+def test_a_deleted_object_in_a_log_stays_deleted_whatever_is_left_of_its_bytes() -> None:
+    """Its space is given back without a sync: some of it may be there again, and nobody finds it."""
+
+    def steps(powered: Powered) -> None:
+        blobs = LocalBlobs(powered.place / "blobs")
+        bodies = {f"results/acme/job_1/run_1/seg_{number}": b"%d" % number * 9000 for number in range(3)}
+        placed = asyncio.run(blobs.put_all(list(bodies.items())))
+        before = powered.record.position
+        asyncio.run(blobs.delete([placed[1]]))
+        after = powered.record.position
+        assert any(isinstance(each, Punch) for each in powered.record.operations[before:])
+        disk = Disk(powered.record.operations, powered.record.directories)
+        disk.advance(after)
+        for seed in range(20):
+            for of_file in (keep_none, keep_all, keep_torn(random.Random(seed))):
+                with quick_place() as place:
+                    disk.image(Survival(of_file, lambda changes: [])).write(place)
+                    there = LocalBlobs(place / "blobs")
+                    assert asyncio.run(keys(there)) == [placed[0], placed[2]]
+                    assert asyncio.run(there.get(placed[1])) is None
+                    for key, body in zip(placed, bodies.values(), strict=True):
+                        assert key == placed[1] or asyncio.run(there.get(key)) == body
 
     recorded(steps)
 
