@@ -23,13 +23,14 @@ from conveyor.process.limit_requests import LimitRequests
 from conveyor.process.local_lane import LocalLane
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.slot_dealer import SlotDealer
+from conveyor.process.slot_times import SlotTimes
 from conveyor.process.target_queue import TargetQueue
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_blocked_jobs, test_lanes, test_lost_workers
 from tests.support.small_fleet import Recording, open_fleet
 from tests.unit.coordination import test_breaker
-from tests.unit.process import test_paced_refs, test_remote_lane, test_slot_dealer, test_target_queues
+from tests.unit.process import test_paced_refs, test_remote_lane, test_slot_dealer, test_slot_times, test_target_queues
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -211,6 +212,11 @@ def slots_wait_for_the_next_tick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlotDealer, "on_slots_freed", lambda dealer, lane: dealer._count(lane, dealer._clock.monotonic()))
 
 
+def workers_owe_a_tenant_its_slots_at_the_same_time(patch: pytest.MonkeyPatch) -> None:
+    """Each of a hundred workers gives a tenant one slot at once, and then none for a hundred turns."""
+    patch.setattr(SlotTimes, "_draw_weight", lambda times, workers: float(workers))
+
+
 def slots_wait_for_their_targets(patch: pytest.MonkeyPatch) -> None:
     """The slots of a stopped lane go to no other before the coordinator has those of its targets back."""
     stop = RemoteLane.stop
@@ -227,6 +233,11 @@ def slots_wait_for_their_targets(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = [
+    Planted(
+        "a tenant at every worker has a slot of each at once, and then none",
+        workers_owe_a_tenant_its_slots_at_the_same_time,
+        test_slot_times.test_a_tenant_at_every_worker_has_its_part_within_seconds,
+    ),
     Planted(
         "slots of a stopped lane wait for the coordinator",
         slots_wait_for_their_targets,
