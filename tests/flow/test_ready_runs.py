@@ -233,7 +233,7 @@ async def test_the_sweeper_restores_a_run_that_the_index_never_heard_of() -> Non
         index = coordinator._engine._ready
         job = await fleet.submit(3)
         await fleet.quiet()
-        for table in (index._entries, index._listed, index._tenants):
+        for table in (index._entries, index._listed, index._tenants, index._due):
             table.clear()
         for seats in index._workers.values():
             seats.runs.clear()
