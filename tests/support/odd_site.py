@@ -41,6 +41,12 @@ def moved(status: int, location: bytes) -> bytes:
     return whole(b"moved", b"Location: " + location, status=b"%d Moved" % status)
 
 
+def cookies(*set_cookies: bytes) -> bytes:
+    """A redirect with these cookies to a page that shows which of them came back."""
+    headers = [b"Set-Cookie: " + each for each in set_cookies]
+    return whole(b"", b"Location: /cookies-of-the-request", *headers, status=b"302 Found")
+
+
 def _raw_deflate(data: bytes) -> bytes:
     made = zlib.compressobj(wbits=-15)
     return made.compress(data) + made.flush()
@@ -144,6 +150,18 @@ ANSWERS: dict[str, bytes] = {
     "moved-to-ftp": moved(302, b"ftp://127.0.0.1/a"),
     "moved-300": whole(PAGE, status=b"300 Multiple Choices"),
     "moved-with-a-cookie": whole(b"", b"Location: /has-cookie", b"Set-Cookie: seen=1; Path=/", status=b"302 Found"),
+    "cookies-two": cookies(b"a=1; Path=/", b"b=2; Path=/; HttpOnly; SameSite=Strict"),
+    "cookie-set-twice": cookies(b"a=1; Path=/", b"a=2; Path=/"),
+    "cookie-of-another-path": cookies(b"a=1; Path=/elsewhere"),
+    "cookie-of-no-path": cookies(b"a=1"),
+    "cookie-of-another-domain": cookies(b"a=1; Path=/; Domain=example.com"),
+    "cookie-expired": cookies(b"a=1; Path=/; Expires=Thu, 01 Jan 1970 00:00:00 GMT"),
+    "cookie-of-no-age": cookies(b"a=1; Path=/; Max-Age=0"),
+    "cookie-taken-back": cookies(b"a=1; Path=/", b"a=; Path=/; Max-Age=0"),
+    "cookie-quoted": cookies(b'a="1 2"; Path=/'),
+    "cookie-with-equals": cookies(b"a=b=c; Path=/"),
+    "cookie-without-a-value": cookies(b"a=; Path=/"),
+    "cookie-over-two-hops": whole(b"", b"Location: /cookies-two", b"Set-Cookie: first=0; Path=/", status=b"302 Found"),
 }
 
 # What is behind redirects.
@@ -176,6 +194,10 @@ async def _answer(path: str, query: str, head: str, writer: asyncio.StreamWriter
     """Send it. Whether the connection is to be reset."""
     if path == "has-cookie":
         sent = whole(b"cookie" if "seen=1" in head else b"no cookie")
+    elif path == "cookies-of-the-request":
+        lines = [line.partition(":")[2] for line in head.split("\r\n") if line.lower().startswith("cookie:")]
+        # In whatever order they come.
+        sent = whole("; ".join(sorted(each.strip() for line in lines for each in line.split(";"))).encode())
     elif query == "done":
         sent = whole(b"done")
     else:
