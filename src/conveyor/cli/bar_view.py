@@ -105,6 +105,9 @@ def _tail(now: Snapshot) -> str:
         return now.note
     if now.ended:
         return now.state.value
+    if now.outage is not None:
+        # Why and for how long is said once, above the bar, which has no room for it.
+        return f"waiting for {printable(now.outage[0])}"
     if now.reason:
         return now.reason
     return f"eta {text.duration(now.eta)}" if now.eta is not None else ""

@@ -276,7 +276,7 @@ def _outcome(fire: dict[str, Any]) -> str:
     if outcome is None:
         return ""
     counts = outcome["counts"]
-    parts = [f"{counts[name]:,} {name}" for name in ("succeeded", "failed", "cancelled") if counts[name]]
+    parts = [f"{counts[name]:,} {name}" for name in ("succeeded", "unchanged", "failed", "cancelled") if counts[name]]
     left = outcome["total"] - sum(counts[name] for name in ("succeeded", "failed", "cancelled"))
     return "  " + ", ".join([outcome["state"], *parts, *([f"{left:,} not finished"] if left > 0 else [])])
 

@@ -29,6 +29,17 @@ def job(state: str, **more: Any) -> Snapshot:
             "ingesting, 1.0 KiB, 500 tasks, 10 done, 3 failed, 2 invalid, 5.0/s",
         ),
         (view_job(job("running", eta=98.0)), "10 of 500 done, 3 failed, 2 invalid, 5.0/s, eta 1 min 38 s"),
+        (
+            view_job(
+                job(
+                    "running",
+                    ingest=None,
+                    reason="waiting: breaker open for http://shop.example until 2026-11-19T20:49:54.510Z",
+                    waiting={"target": "http://shop.example", "error": "connect_failed"},
+                )
+            ),
+            "10 of 500 done, 3 failed, 5.0/s, waiting for http://shop.example",
+        ),
         (view_job(job("completed", ingest=None)), "10 of 500 done, 3 failed, completed"),
         (
             view_job(
