@@ -637,6 +637,35 @@ class TestDefence:
         assert here.state(job) == "running"
         here.ask("POST", f"/v1/jobs/{job}/cancel")
 
+    def test_signing_in_again_loses_nothing(self, here: World, visit: Open, tmp_path: Path) -> None:
+        """Signing out does: what was typed belongs to who typed it."""
+        chosen = tmp_path / "mine.txt"
+        chosen.write_text(f"{here.site.url}/page/1\n")
+
+        def sign_in() -> None:
+            page.get_by_label("API key").fill(here.up.key)
+            page.keyboard.press("Enter")
+
+        page = visit("#/new", errors=True, signed_in=False)
+        sign_in()
+        expect(heading(page, "New job")).to_be_visible()
+        page.get_by_role("textbox", name="Name").fill("Typed before")
+        page.locator("input[type=file]").set_input_files(chosen)
+        expect(page.get_by_text("Read as text: 1 task")).to_be_visible()
+        page.context.clear_cookies()
+        button(page, "Submit").click()
+        expect(heading(page, "Sign in to Conveyor")).to_be_visible()
+        sign_in()
+        expect(page.get_by_text("mine.txt")).to_be_visible()
+        expect(page.get_by_role("textbox", name="Name")).to_have_value("Typed before")
+        button(page, "Sign out").click()
+        expect(heading(page, "Sign in to Conveyor")).to_be_visible()
+        sign_in()
+        expect(heading(page, "Jobs")).to_be_visible()
+        page.goto(f"{here.url}/#/new")
+        expect(page.get_by_text("Drop a list here")).to_be_visible()
+        expect(page.get_by_role("textbox", name="Name")).to_have_value("")
+
     def test_who_is_not_signed_in_is_asked_to(self, here: World, visit: Open) -> None:
         page = visit(f"#/jobs/{here.large}", errors=True, signed_in=False)
         expect(heading(page, "Sign in to Conveyor")).to_be_visible()

@@ -4,6 +4,7 @@ import { address } from "./address.js";
 import { get, news, send } from "./api.js";
 import { h, renew } from "./dom.js";
 import { attempt, failure, loading } from "./parts/says.js";
+import { forgetDrafts } from "./parts/draft.js";
 import { palette } from "./parts/palette.js";
 import { fleetPage } from "./pages/fleet.js";
 import { keysPage } from "./pages/keys.js";
@@ -124,8 +125,7 @@ function markHere() {
 
 async function signOut() {
   await send("DELETE", "/v1/session");
-  // A draft belongs to the person who typed it.
-  sessionStorage.clear();
+  forgetDrafts();
   wanted = "#/jobs";
   location.hash = "#/sign-in";
 }

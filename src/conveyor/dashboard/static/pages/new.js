@@ -3,13 +3,14 @@
 import { get } from "../api.js";
 import { h, renew } from "../dom.js";
 import { bytes, percent } from "../format.js";
-import { keepDraft } from "../parts/draft.js";
+import { keepDraft, keepFile, keptFile } from "../parts/draft.js";
 import { choice, clearProblems, field, showProblem, text, textOf } from "../parts/form.js";
 import { applies, changesOf, FIELDS, optionField } from "../parts/option-fields.js";
 import { listPreview } from "../parts/preview.js";
 import { words } from "../parts/says.js";
 import { formOf, submitList } from "../upload.js";
 
+const DRAFT = "new job";
 const named = (/** @type {string[]} */ names) => names.flatMap((name) => FIELDS.filter((each) => each.name === name));
 const FIRST = named(["concurrency", "attempts"]);
 const MORE = named([
@@ -26,13 +27,10 @@ const MORE = named([
   "headers",
 ]);
 
-/** The file that was chosen last: no draft can store it, and this page may be left for another one. @type {File | null} */
-let kept = null;
-
 /** @type {import("../main.js").Page} */
 export async function newJobPage(root, signal) {
   /** @type {File | null} */
-  let chosen = kept;
+  let chosen = keptFile(DRAFT);
   const workers = await get("/v1/workers", {}, signal).catch(() => ({ workers: [] }));
   const handlers = handlersOf(workers.workers);
   const file = h("input", {
@@ -77,7 +75,8 @@ export async function newJobPage(root, signal) {
   const preview = listPreview(signal);
 
   const choose = (/** @type {File | null} */ selected) => {
-    chosen = kept = selected;
+    chosen = selected;
+    keepFile(DRAFT, selected);
     if (selected) typed.value = "";
     else file.value = "";
     show();
@@ -133,7 +132,6 @@ export async function newJobPage(root, signal) {
         signal,
       );
       forget();
-      kept = null;
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {
       if (signal.aborted) return;
@@ -177,7 +175,7 @@ export async function newJobPage(root, signal) {
     h("div", { class: "title" }, h("h1", {}, "New job")),
     form,
   );
-  const forget = keepDraft(form, "new job");
+  const forget = keepDraft(form, DRAFT);
   show();
 }
 

@@ -1,4 +1,22 @@
-/** Drafts: what was typed into a form stays in this tab until the form was sent. */
+/** Drafts: what was typed into a form stays in this tab until the form was sent; a chosen file, while the page is open. */
+
+/** Chosen files, by the name of their draft: no storage takes one. @type {Map<string, File>} */
+const files = new Map();
+
+/** @param {string} name of the draft */
+export const keptFile = (name) => files.get(name) ?? null;
+
+/** @param {string} name @param {File | null} file */
+export function keepFile(name, file) {
+  if (file) files.set(name, file);
+  else files.delete(name);
+}
+
+/** A draft belongs to the person who typed it. */
+export function forgetDrafts() {
+  sessionStorage.clear();
+  files.clear();
+}
 
 /**
  * Fill a form from its draft, and keep the draft up to date. Passwords, other secrets and files are not stored.
@@ -29,5 +47,8 @@ export function keepDraft(form, name) {
     }
   };
   form.addEventListener("input", save);
-  return () => sessionStorage.removeItem(key);
+  return () => {
+    sessionStorage.removeItem(key);
+    files.delete(name);
+  };
 }
