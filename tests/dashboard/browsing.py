@@ -96,6 +96,14 @@ def usable(page: Page) -> None:
     )
     wide = page.evaluate(f"({script})().map((e) => e.tagName + '.' + e.getAttribute('class'))")
     assert (wide, page.evaluate("document.documentElement.scrollWidth <= innerWidth")) == ([], True)
+    # Nor is a column so narrow that its words break.
+    script = """[...document.querySelectorAll('td')].filter((e) => {
+        const range = document.createRange();
+        range.selectNodeContents(e);
+        const { width, height } = range.getBoundingClientRect();
+        return e.checkVisibility() && e.innerText.length > 8 && width < 80 && height > 90;
+    }).map((e) => e.innerText)"""
+    assert page.evaluate(script) == []
     expect(page.get_by_role("heading", level=1)).to_have_count(1)
     nameless = """[...document.querySelectorAll('a, button, input, select, textarea')].filter((e) => e.checkVisibility()
         && !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)"""

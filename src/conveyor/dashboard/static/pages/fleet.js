@@ -87,7 +87,7 @@ export async function fleetPage(root, signal) {
       },
       { title: "State", cell: (each) => jobPill({ ...each, total: 0, counts: NONE }) },
       {
-        title: "Running",
+        title: "In progress",
         look: "number",
         sort: (each) => each.running,
         cell: (each) => `${count(each.running)} of ${count(each.concurrency)}`,
@@ -114,7 +114,7 @@ export async function fleetPage(root, signal) {
         sort: (each) => each.host,
         cell: (each) => [each.host, h("span", { class: "muted" }, ` process ${each.process}`)],
       },
-      { title: "Version", sort: (each) => each.version, cell: (each) => each.version },
+      { title: "Version", look: "number", sort: (each) => each.version, cell: (each) => each.version },
       { title: "Slots", look: "number", sort: (each) => each.slots, cell: (each) => count(each.slots) },
       { title: "Handlers", cell: (each) => handlers(each.handlers) },
       { title: "Started", look: "number", sort: (each) => each.started_at, cell: (each) => moment(each.started_at) },
@@ -135,11 +135,13 @@ export async function fleetPage(root, signal) {
     // Once the page is shown: the chart is as wide as its card.
     requestAnimationFrame(() => chart.show(history));
     const running = active.items.reduce((/** @type {number} */ sum, /** @type {Lane} */ lane) => sum + lane.running, 0);
+    // A page of lanes may not be all of them.
+    const part = active.next_cursor !== null || !pages.first ? "on this page" : null;
     renew(
       tiles,
       tile("Workers", count(workers.alive)),
-      tile("Running tasks", count(running)),
-      tile("Lanes", count(active.items.length)),
+      tile("Tasks in progress", count(running), part),
+      tile("Lanes", count(active.items.length), part),
       tile("Open breakers", count(broken.items.length)),
     );
     fleet.rows(workers.workers);

@@ -27,10 +27,9 @@ export async function schedulesPage(root, signal, scheduleId) {
       {
         title: "Name",
         sort: nameOf,
-        look: "wide",
         cell: (each) => h("a", { class: "clip", href: `#/schedules/${each.id}`, title: each.id }, nameOf(each)),
       },
-      { title: "Times", cell: times },
+      { title: "Times", look: "wide", cell: times },
       { title: "State", sort: (each) => Number(each.paused), cell: (each) => pill(each.paused ? "paused" : "active") },
       {
         title: "Next fire",
@@ -38,7 +37,7 @@ export async function schedulesPage(root, signal, scheduleId) {
         sort: (each) => each.next_fires[0] ?? "",
         cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)),
       },
-      { title: "Last fire", look: "wide", cell: lastFire },
+      { title: "Last fire", cell: lastFire },
       { title: "", look: "end", cell: (each) => scheduleButtons(each, load) },
     ]),
     (each) => each.id,
