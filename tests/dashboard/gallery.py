@@ -70,14 +70,23 @@ def views(here: World) -> list[View]:
     here.wait(lambda: (here.ask("GET", f"/v1/jobs/{waiting}")["waiting"] or {}).get("code") == "breaker")
     failed = here.ask("GET", f"/v1/jobs/{letters}/results?status=failed&limit=1")["items"][0]["task_id"]
     here.wait(lambda: (here.ask("GET", f"/v1/jobs/{downloads}")["transfers"] or {}).get("rate"))
+    slow = fed.job("Reports", ["slow/900000", "slow/900001", "page"], timeout=900, concurrency=3)
+    steady = fed.job("Prices", ["page"] * 6, changed_from=few)
+    here.ended(steady)
+    here.wait(lambda: [task for task in here.ask("GET", f"/v1/jobs/{slow}/results")["items"] if "running" in task])
+    busy = here.ask("GET", f"/v1/jobs/{slow}/results")["items"][0]["task_id"]
     words = here.ask("GET", f"/v1/jobs/{extracted}/results")["items"][0]["task_id"]
     good = here.ask("GET", f"/v1/jobs/{few}/results?status=succeeded&limit=1")["items"][0]["task_id"]
     return [
         View("sign-in", "", "Sign in to Conveyor", height=520, signed_in=False),
         View("jobs", "#/jobs", "open · waiting for tasks", height=860),
+        View("jobs-selected", "#/jobs", "2 selected", _select("Select Price check", "Select Orders"), height=560),
         View("palette", "#/jobs", "Product pages", _palette, height=560),
         View("new-job", "#/new", "Read as text", _list_typed, height=1000),
         View("job-failures", f"#/jobs/{letters}", "completed with failures", height=1500),
+        View("job-few-failures", f"#/jobs/{few}", "completed with failures", height=520),
+        View("job-unchanged", f"#/jobs/{steady}", "of the succeeded", height=1300),
+        View("job-selected", f"#/jobs/{letters}", "2 selected", _select("Select task 0", "Select task 1"), height=1500),
         View("job-running", f"#/jobs/{running}", "Throughput", height=1200),
         View("job-waiting", f"#/jobs/{waiting}", "next probe in", height=520),
         View("job-open", f"#/jobs/{opened}", "open · waiting for tasks", height=520),
@@ -94,11 +103,14 @@ def views(here: World) -> list[View]:
         View("job-rerun", f"#/jobs/{letters}", "Tasks, by their latest result", _press("Rerun…"), height=800),
         View("job-duplicate", f"#/jobs/{letters}", "Duplicate this job?", _press("Duplicate…"), height=800),
         View("task-failed", f"#/jobs/{letters}/tasks/{failed}", "http_503", height=1000),
+        View("job-in-progress", f"#/jobs/{slow}", "in progress", height=1100),
+        View("task-running", f"#/jobs/{slow}/tasks/{busy}", "in progress", height=700),
         View("task-succeeded", f"#/jobs/{few}/tasks/{good}", "200", height=1000),
         View("task-extracted", f"#/jobs/{extracted}/tasks/{words}", "Extracted", height=900),
         View("dead-letters", "#/dead-letters", "Starts a rerun of the task.", height=560),
         View("redrive", "#/dead-letters", "in one new run of each job", _press("Redrive all"), height=560),
         View("schedules", "#/schedules", "Every night", height=480),
+        View("new-schedule", "#/schedules", "Minute, hour, day", _press("New schedule"), height=1000),
         View("schedule", f"#/schedules/{nightly}", "Every night", height=800),
         View("webhooks", "#/webhooks", "failing", height=480),
         View("webhook", f"#/webhooks/{hook}", "delivered", height=800),
@@ -136,6 +148,15 @@ def _schedules(here: World) -> str:
 
 def _press(name: str) -> Callable[[Page], None]:
     return lambda page: page.get_by_role("button", name=name, exact=True).click()
+
+
+def _select(*names: str) -> Callable[[Page], None]:
+    def check(page: Page) -> None:
+        for name in names:
+            page.get_by_role("checkbox", name=name, exact=True).check()
+        page.evaluate("scrollTo(0, 0)")
+
+    return check
 
 
 def _palette(page: Page) -> None:
