@@ -541,6 +541,7 @@ class TestOperations:
         row = page.get_by_role("table", name="Keys").get_by_role("row").filter(has_text="newcomer")
         tenants = page.get_by_role("table", name="Tenants").get_by_role("row")
         expect(row).to_contain_text("active")
+        expect(tenants.filter(has_text="newcomer")).to_be_visible()
         assert tenants.filter(has_text="newcomer").get_by_role("cell").all_inner_texts()[1:3] == ["1", "1"]
         button(page, "Revoke their first").click()
         confirm(page, "Revoke")
