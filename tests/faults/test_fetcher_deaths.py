@@ -27,7 +27,8 @@ from tests.support.target_site import Site
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 ACME, LOCAL = TenantId("acme"), TenantId("local")
-PAGES = 300
+# More than fit into two packs of a fetcher.
+PAGES = 600
 DAY = 86_400.0
 
 
