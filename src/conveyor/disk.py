@@ -24,6 +24,20 @@ def disk_problem(directory: Path) -> DiskUnwritable | None:
     # Some filesystems report no size at all.
     if disk.f_blocks and disk.f_bavail * disk.f_frsize < _LEAST_BYTES:
         return full(directory)
+    return _refusal(directory)
+
+
+def _refusal(directory: Path) -> DiskUnwritable | None:
+    """Why the disk refuses a change that changes nothing: after an error of the disk, Linux may write nothing more to
+    it, and still call it writable."""
+    try:
+        now = directory.stat()
+        os.utime(directory, ns=(now.st_atime_ns, now.st_mtime_ns))
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return DiskUnwritable(f"The disk of {directory} cannot be written: {error.strerror}.")
+        # Of a directory of somebody else's nothing is known.
+        return write_error(error, directory)
     return None
 
 

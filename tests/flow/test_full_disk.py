@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from conveyor import disk
 from conveyor.cli import doctor_checks
 from conveyor.coordination.waits import waiting
+from conveyor.engines.data_directory import make_data_directory
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.engines.sqlite.database import SqliteDatabase, open_database
-from conveyor.errors import DiskUnwritable, EngineFailed, is_outage
+from conveyor.engines.sqlite.soundness import open_error
+from conveyor.errors import DiskReadOnly, DiskUnwritable, EngineFailed, is_outage
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from tests.support.api import Api
@@ -48,6 +51,54 @@ async def test_readyz_and_doctor_say_why(
     check = doctor_checks._space(Settings(data=tmp_path))
     assert check.verdict == "fail"
     assert said in (check.advice or "")
+
+
+def refuse_changes(patch: pytest.MonkeyPatch, number: int) -> None:
+    """As a file system does after an error of its disk, though it says that it is writable."""
+
+    def utime(path: Any, **times: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(disk.os, "utime", utime)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.EROFS, "disk_read_only", "is read-only"),
+        (errno.EIO, "disk_unwritable", "cannot be written: Input/output error"),
+    ],
+)
+async def test_a_disk_that_stopped_after_an_error_is_named(
+    server: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str, said: str
+) -> None:
+    refuse_changes(monkeypatch, number)
+    answer = await server.get("/readyz")
+    assert (answer.status, answer.json["code"]) == (503, code)
+    problem = disk.disk_problem(tmp_path)
+    assert problem is not None
+    assert said in problem.message
+    database = database_of(server.system)
+    assert database._failed(apsw.IOError("disk I/O error")).code == code
+    assert isinstance(open_error(tmp_path / "conveyor.db", apsw.CantOpenError("unable to open")), DiskUnwritable)
+
+
+def test_nothing_is_said_about_the_disk_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_changes(monkeypatch, errno.EPERM)
+    assert disk.disk_problem(tmp_path) is None
+
+
+@pytest.mark.parametrize("make", [make_data_directory, LocalBlobs])
+def test_a_start_on_a_disk_that_stopped_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(disk, "sync", refuse)
+    with pytest.raises(DiskReadOnly) as refused:
+        make(tmp_path / "data")
+    assert str(tmp_path / "data") in refused.value.message
 
 
 def test_a_filesystem_without_a_size_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

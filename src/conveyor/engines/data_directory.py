@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from conveyor.disk import sync_directory
+from conveyor.disk import sync_directory, write_error
 
 log = structlog.get_logger()
 
@@ -19,11 +19,16 @@ def make_data_directory(directory: Path) -> None:
     missing = itertools.takewhile(lambda each: not each.exists(), (directory, *directory.parents))
     # One that exists may be left by a process that died before the sync.
     named = {directory.parent, *(each.parent for each in list(missing))}
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for parent in sorted(named):
-        # Who may enter a directory need not be allowed to read it.
-        with suppress(PermissionError):
-            sync_directory(parent)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for parent in sorted(named):
+            # Who may enter a directory need not be allowed to read it.
+            with suppress(PermissionError):
+                sync_directory(parent)
+    except OSError as error:
+        if (problem := write_error(error, directory)) is not None:
+            raise problem from error
+        raise
 
 
 def open_to_others(directory: Path) -> list[Path]:

@@ -56,11 +56,16 @@ class LocalBlobs:
         # Directories that are durable with all their parents: a put syncs only its own directory.
         self._settled: set[Path] = set()
         self._tree = threading.Lock()
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._drafts.mkdir(exist_ok=True, mode=0o700)
-        sync_directory(root)
-        sync_directory(root.parent)
-        sweep(self._drafts)
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._drafts.mkdir(exist_ok=True, mode=0o700)
+            sync_directory(root)
+            sync_directory(root.parent)
+            sweep(self._drafts)
+        except OSError as error:
+            if (problem := write_error(error, root)) is not None:
+                raise problem from error
+            raise
         self._logs = LocalLogs(root / ".logs", self._settle)
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
