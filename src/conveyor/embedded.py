@@ -46,6 +46,7 @@ from conveyor.process.executors.download.download_executor import DownloadExecut
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.process.executors.fetch.fetchers import Fetchers
+from conveyor.process.executors.fetch.launch import Launch, launch_fetcher
 from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.process.worker import Worker
 from conveyor.recover.monitor import monitor_of
@@ -58,11 +59,17 @@ from conveyor.system import System
 
 class Embedded:
     """All background roles of a system, and its use by a command in the same process. `executors` replace the default
-    ones."""
+    ones, `launch` how fetchers are started."""
 
-    def __init__(self, system: System, executors: Mapping[JobKind, Executor] | None = None) -> None:
+    def __init__(
+        self,
+        system: System,
+        executors: Mapping[JobKind, Executor] | None = None,
+        launch: Launch = launch_fetcher,
+    ) -> None:
         self.system = system
         self._given = executors
+        self._launch = launch
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         self.submit = Submit(system)
         self._deadline_time = TrustedTime(system.records.documents, system.clock, deadlines=True)
@@ -180,7 +187,9 @@ class Embedded:
         guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
         long = (settings, clock, guard, self.system.records, self.system.blobs)
         return {
-            JobKind.FETCH: Fetchers(settings, clock) if settings.fetchers else FetchExecutor(settings, clock, guard),
+            JobKind.FETCH: Fetchers(settings, clock, self._launch)
+            if settings.fetchers
+            else FetchExecutor(settings, clock, guard),
             JobKind.DOWNLOAD: DownloadExecutor(*long),
             JobKind.EXPORT_DOWNLOAD: ExportDownloadExecutor(*long),
             JobKind.PYTHON: PythonExecutor(

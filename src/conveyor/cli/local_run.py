@@ -10,7 +10,8 @@ an unfinished run: it has the results so far, and --resume continues from there.
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListTooSparse, ListUnreadable, NoTasks, NotFound
 from conveyor.model import Job, JobId, TenantId, is_resumable
+from conveyor.process.early_fetchers import EarlyFetchers
 from conveyor.settings import Settings
 from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 
@@ -61,6 +63,8 @@ class RunPlan:
     output: "ExportSpec | None" = None
     # The output is a directory with a file for each body.
     is_directory: bool = False
+    # Fetchers that are started already.
+    fetchers: EarlyFetchers = field(default_factory=EarlyFetchers)
 
 
 class ListNotAccepted(Exception):
@@ -164,11 +168,12 @@ async def _run_plan(
 ) -> RunReport:
     from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
+    from conveyor.process.executors.fetch.launch import launch_fetcher
     from conveyor.system import open_system
 
     stop.listen()
     async with open_system(plan.settings) as system:
-        embedded = Embedded(system)
+        embedded = Embedded(system, launch=partial(launch_fetcher, start=plan.fetchers.take))
         started = system.clock.monotonic()
         mark = await _match_lists(system, plan, mark)
         # The directory is ours now, and no job is accepted yet: --resume works after any crash from here on.

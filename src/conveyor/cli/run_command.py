@@ -120,90 +120,95 @@ def run(
 
     Exits 0 if all tasks succeeded, 3 if some failed, 2 on bad input.
     """
-    from conveyor.cli.loop import loading
+    from conveyor.process.early_fetchers import early_fetchers
 
-    with loading():
-        import conveyor.embedded  # noqa: F401
-        from conveyor.accept.option_limits import check_limits
-        from conveyor.accept.spec import decode_spec
-        from conveyor.cli.local_run import RunPlan, run_here
-        from conveyor.cli.output_file import output_spec
-        from conveyor.cli.run_directory import (
-            check_data,
-            check_lists,
-            check_out,
-            default_data,
-            expand_lists,
-            has_unfinished_run,
-            is_default,
-        )
-        from conveyor.client.export_folder import check_folder, is_folder
-        from conveyor.egress.ca_bundle import read_ca_bundle
-
-    # `.` and `..` have no name for what goes beside them.
-    path, is_directory = Path(out) if Path(out).name.strip(".") else Path(out).resolve(), is_folder(out)
-    if not path.name:
-        raise BadInput(f"{path} cannot be the output. Choose another directory with -o.")
-    # A run that is resumed may have written what it had; of one that has to be, its data directory tells.
-    (check_folder if is_directory else check_out)(path, overwrite or resume or has_unfinished_run(path, data))
-    output = output_spec(path, bodies, names, is_directory)
-    lists = expand_lists(lists)
-    check_lists(lists)
-    spec = job_spec(
-        is_new=True,
-        concurrency=concurrency,
-        handler=handler,
-        extract=extract,
-        drop_bodies=drop_bodies,
-        download=download,
-        export=export,
-        rate=rate,
-        pace=pace,
-        attempts=attempts,
-        timeout=timeout,
-        headers=header,
-        gateway=gateway,
-        insecure=insecure,
-        http2=http2,
-        patience=patience,
-        no_breaker=no_breaker,
-        name=name,
-        on_invalid=on_invalid,
-        option=option,
-        options=options,
-    )
-    breaker = spec.get("breaker", {})
-    if isinstance(breaker, dict) and breaker.get("enabled", True):
-        # A user waits for this command: it does not wait an hour for a host that is down.
-        spec["breaker"] = {"patience": _PATIENCE, **breaker}
-    # An unfinished run does not expire. One whose list failed has ended, and may be resumed as long as a job is kept.
-    spec["retention_days"] = MAX_RETENTION_DAYS
-    # As a server checks them, and before anything is opened, staged or started.
-    check_limits(decode_spec(json.dumps(spec).encode()))
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
     # The jobs are those of the user, who decides by --insecure; a run that is resumed may have had it.
     flags |= {"ca_bundle": ca_bundle, "allow_insecure": True}
     settings = Settings.load(data=data, **flags)
-    read_ca_bundle(settings.ca_bundle)
-    temporary = data is None and is_default(settings)
-    if temporary:
-        settings = Settings.load(data=default_data(path), **flags)
-    check_data(settings.data)
-    for function in (spec.get("handler"), spec.get("extract")):
-        _check_handler(settings, function)
-    plan = RunPlan(
-        lists=lists,
-        spec=spec,
-        out=path,
-        settings=settings,
-        resume=resume,
-        temporary=temporary,
-        title=name or path.name,
-        url_column=url_column,
-        output=output,
-        is_directory=is_directory,
-    )
-    raise typer.Exit(run_here(plan, as_json))
+    with early_fetchers(settings.fetchers) as fetchers:
+        from conveyor.cli.loop import loading
+
+        with loading():
+            import conveyor.embedded  # noqa: F401
+            from conveyor.accept.option_limits import check_limits
+            from conveyor.accept.spec import decode_spec
+            from conveyor.cli.local_run import RunPlan, run_here
+            from conveyor.cli.output_file import output_spec
+            from conveyor.cli.run_directory import (
+                check_data,
+                check_lists,
+                check_out,
+                default_data,
+                expand_lists,
+                has_unfinished_run,
+                is_default,
+            )
+            from conveyor.client.export_folder import check_folder, is_folder
+            from conveyor.egress.ca_bundle import read_ca_bundle
+
+        # `.` and `..` have no name for what goes beside them.
+        path, is_directory = Path(out) if Path(out).name.strip(".") else Path(out).resolve(), is_folder(out)
+        if not path.name:
+            raise BadInput(f"{path} cannot be the output. Choose another directory with -o.")
+        # A run that is resumed may have written what it had; of one that has to be, its data directory tells.
+        (check_folder if is_directory else check_out)(path, overwrite or resume or has_unfinished_run(path, data))
+        output = output_spec(path, bodies, names, is_directory)
+        lists = expand_lists(lists)
+        check_lists(lists)
+        spec = job_spec(
+            is_new=True,
+            concurrency=concurrency,
+            handler=handler,
+            extract=extract,
+            drop_bodies=drop_bodies,
+            download=download,
+            export=export,
+            rate=rate,
+            pace=pace,
+            attempts=attempts,
+            timeout=timeout,
+            headers=header,
+            gateway=gateway,
+            insecure=insecure,
+            http2=http2,
+            patience=patience,
+            no_breaker=no_breaker,
+            name=name,
+            on_invalid=on_invalid,
+            option=option,
+            options=options,
+        )
+        breaker = spec.get("breaker", {})
+        if isinstance(breaker, dict) and breaker.get("enabled", True):
+            # A user waits for this command: it does not wait an hour for a host that is down.
+            spec["breaker"] = {"patience": _PATIENCE, **breaker}
+        # An unfinished run does not expire. One whose list failed has ended, and may be resumed as long as a job is
+        # kept.
+        spec["retention_days"] = MAX_RETENTION_DAYS
+        # As a server checks them, and before anything is opened, staged or started.
+        check_limits(decode_spec(json.dumps(spec).encode()))
+        read_ca_bundle(settings.ca_bundle)
+        temporary = data is None and is_default(settings)
+        if temporary:
+            settings = Settings.load(data=default_data(path), **flags)
+        check_data(settings.data)
+        for function in (spec.get("handler"), spec.get("extract")):
+            _check_handler(settings, function)
+        plan = RunPlan(
+            lists=lists,
+            spec=spec,
+            out=path,
+            settings=settings,
+            resume=resume,
+            temporary=temporary,
+            title=name or path.name,
+            url_column=url_column,
+            output=output,
+            is_directory=is_directory,
+            fetchers=fetchers,
+        )
+        raise typer.Exit(run_here(plan, as_json))
 
 
 def _check_handler(settings: Settings, name: str | None) -> None:

@@ -187,7 +187,11 @@ class ChildFetcher:
 
 async def _main(fd: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
+    try:
+        settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        # Started early, and not wanted.
+        return
     clock = SystemClock()
     guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
     if settings.crash_at:

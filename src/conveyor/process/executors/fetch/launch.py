@@ -5,20 +5,16 @@ the frames of frames.py.
 """
 
 import asyncio
-import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from conveyor.process.early_fetchers import StartedFetcher, start_fetcher
 from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, JoinedFrames, write_frame
 from conveyor.settings import Settings
-
-# Some hundred outcomes without bodies: what lies in the socket is fetched again after a crash.
-_SOCKET_BYTES = 256 * 1024
 
 
 class LaunchedProcess(Protocol):
@@ -62,17 +58,14 @@ class Subprocess:
         await asyncio.to_thread(self._process.wait)
 
 
-async def launch_fetcher(settings: Settings, crash_at: str | None = None) -> Launched:
-    """Start the child process (child.py). It ends when its socket closes. It dies at `crash_at` (faults.py), and not
-    where the worker is to die. Raises OSError if the machine is out of processes or descriptors."""
-    ours, theirs = socket.socketpair()
-    try:
-        process = _start(ours, theirs)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+async def launch_fetcher(
+    settings: Settings, crash_at: str | None = None, start: Callable[[], StartedFetcher] = start_fetcher
+) -> Launched:
+    """Start the child process (child.py), or take one that `start` has started. It ends when its socket closes. It dies
+    at `crash_at` (faults.py), and not where the worker is to die. Raises OSError if the machine is out of processes or
+    descriptors."""
+    ours, started = start()
+    process = Subprocess(started)
     try:
         reader, writer = await asyncio.open_connection(sock=ours)
     except BaseException:
@@ -82,21 +75,6 @@ async def launch_fetcher(settings: Settings, crash_at: str | None = None) -> Lau
         raise
     write_frame(writer, _plain(msgspec.structs.replace(settings, crash_at=crash_at)))
     return Launched(reader, JoinedFrames(writer), process)
-
-
-def _start(ours: socket.socket, theirs: socket.socket) -> Subprocess:
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-    fd = theirs.fileno()
-    # Not through the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait for
-    # their locks for ever. Popen runs none of our code in the copy.
-    return Subprocess(
-        subprocess.Popen(  # noqa: S603  (our own module)
-            [sys.executable, "-m", "conveyor.process.executors.fetch.child", str(fd)],
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-        )
-    )
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
