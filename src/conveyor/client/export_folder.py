@@ -8,7 +8,6 @@ another name first, and the manifest last.
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -148,6 +147,8 @@ def _report(progress: BytesProgress, before: int, total: int, size: int, _: int 
 
 def _unpack(place: Path, lines: int) -> int:
     """Write the files of the part, and add its lines to the manifest, which has `lines` bytes. Returns its size."""
+    import zipfile  # noqa: PLC0415  (few commands need it, and it takes long)
+
     with zipfile.ZipFile(place / _ZIP) as archive:
         for entry in archive.infolist():
             if entry.filename == MANIFEST or entry.is_dir():

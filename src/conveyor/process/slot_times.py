@@ -10,7 +10,6 @@ lot, with the right mean and without memory: some worker of the N has a slot for
 from collections.abc import Callable, Collection, Iterable
 from heapq import nlargest
 from math import inf, log
-from statistics import median_low
 
 import msgspec
 
@@ -111,7 +110,9 @@ class SlotTimes:
     def _begin_tenants(self, tenants: Collection[TenantId], decay: float) -> None:
         before = min((self._tenants[tenant].served for tenant in tenants if tenant in self._tenants), default=0.0)
         self._floor = before * decay
-        self._usual_workers = median_low([max(1, self._workers_of(tenant)) for tenant in tenants] or [1])
+        workers_each = sorted([max(1, self._workers_of(tenant)) for tenant in tenants]) or [1]
+        # The lower median.
+        self._usual_workers = workers_each[(len(workers_each) - 1) // 2]
         for tenant, time in list(self._tenants.items()):
             # What is charged for N workers takes as much longer to be forgotten, or it would count for less.
             ahead = max(0.0, time.served - before) * decay ** (1 / time.workers)

@@ -83,6 +83,23 @@ except AttributeError:
     assert done.stdout == "fine\n", done.stderr
 
 
+def test_a_server_uses_parts_of_the_sdk_without_loading_all_of_it() -> None:
+    program = """
+import sys, conveyor.embedded, conveyor.cli.local_run
+print(*sys.modules)
+import conveyor.client
+assert sorted(conveyor.client._PLACES) == sorted(conveyor.client.__all__)
+assert set(conveyor.client.__all__) < set(dir(conveyor.client))
+values = [getattr(conveyor.client, name) for name in conveyor.client.__all__]
+from conveyor.client import *
+assert values == [globals()[name] for name in conveyor.client.__all__]
+assert not hasattr(conveyor.client, "nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {"conveyor.client.client", "conveyor.client.job", "zipfile", "statistics"} & set(done.stdout.split())
+
+
 FORKED = """
 import os, sys
 from conveyor import Client
