@@ -7,8 +7,10 @@ calls and charge what AWS would: SQS, on a virtual clock, and DynamoDB by the in
 counted, not priced: a node has a price by the hour. The housekeeping roles beside the sweeper are a constant.
 
 The design of before is the package at revision BEFORE, taken from the history of this repository when the bench runs.
-A fleet of it that is too large to be simulated is extrapolated: idle workers of it do not know of each other, so that
-what the second one adds is what each of them costs. The JSON of a figure says what was simulated.
+A fleet of it that is too large to be simulated is extrapolated: its workers do not know of each other, so that what the
+second idle one adds is what each of them costs, and what a task costs while a few are busy is what it costs while all
+are. Shares of the largest fleet are those of a part of it with as many runs and tenants for each worker. The JSON of a
+figure says what was simulated.
 """
 
 import subprocess
@@ -21,7 +23,7 @@ from typing import Any
 from bench.child import ROOT, MeasurementFailed, Setup, measure
 from bench.figures import Figure
 from bench.fleet_services import READS
-from bench.fleet_world import SLOTS
+from bench.fleet_world import ARRIVALS, SLOTS
 from conveyor.deploy.aws_prices import IDLE_READ_UNITS, PRICES
 
 BEFORE = "8df530b"
@@ -32,14 +34,22 @@ QUEUE_LIMIT = 20_000
 # Simulated seconds: until the pauses between two looks at a quiet run have grown, and of the measurement.
 QUIET = {"warm": 130.0, "seconds": 60.0}
 BUSY = {"warm": 15.0, "seconds": 20.0}
+# Small jobs that arrive at the smallest fleet, whose seconds are cheap, are enough for a p99.
+BUSY_SMALLEST = {"warm": 15.0, "seconds": 100.0}
 # Of the design of before, pauses are at most a second.
-QUIET_BEFORE = {"warm": 10.0, "seconds": 10.0}
+QUIET_BEFORE = {"warm": 4.0, "seconds": 6.0}
+BUSY_BEFORE = {"warm": 4.0, "seconds": 8.0}
+# Workers of it that are simulated while they are busy, where not all are.
+WORKERS_BEFORE = 2
 # Of tasks whose tenants' shares are compared.
 TASK_SECONDS = {"long": (0.5, 2.0), "short": (0.05, 0.2)}
 # Turns of each tenant that a measurement of shares lasts for, at least: of one or two no part of a fleet is equal. A
 # turn is a task, or as many as a slot does in a second.
 SHARE_TURNS = 12
 TURN_SECONDS = 1.0
+# Runs of which shares are simulated at most: of a larger fleet a part. What is waited for before grows no further.
+SHARE_RUNS = 2_000
+SHARE_WARM = 40.0
 # Workers that die of a hundred.
 DYING = 0.1
 IDLE_DOLLARS = 20.0
@@ -75,7 +85,11 @@ def _idle(setup: Setup, source: Path, workers: int, runs: int) -> list[Figure]:
 
 def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, float]) -> list[Figure]:
     name = f"busy, {workers:,} x {runs:,}"
-    ours = _ours(setup, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **BUSY)
+    lasting = BUSY_SMALLEST if (workers, runs) == SIZES[0] else BUSY
+    if (workers, runs) == SIZES[-1]:
+        # Nearly all runs are quiet at any time: until the pauses between two looks at them have grown.
+        lasting = {**BUSY, "warm": QUIET["warm"]}
+    ours = _ours(setup, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **lasting)
     calls, dollars = _calls_each(ours), _dollars_a_million(ours)
     first.setdefault("calls", calls)
     more = {key: ours[key] for key in ("units", "calls", "tasks", "first_start", "recovery")}
@@ -85,22 +99,36 @@ def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, 
         Figure("fleet", f"{name}: first start, p99", "ms", [ours["first_start"]["p99"] * 1e3], "1 s", [1e3]),
         Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0]),
     ]
-    if (workers, runs) == SIZES[0]:
-        before = _before(setup, source, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **BUSY)
-        more = {key: before[key] for key in ("units", "calls", "tasks", "first_start", "recovery")}
-        figures.append(
-            Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
-        )
-        figures.append(
-            Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [_dollars_a_million(before)], None)
-        )
+    before = _busy_before(setup, source, workers, runs)
+    more = {key: before[key] for key in ("units", "calls", "tasks", "first_start", "recovery", "simulated")}
+    figures.append(
+        Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
+    )
+    dollars_before = _dollars_a_million(before)
+    figures.append(Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [dollars_before], None))
+    part = min(1.0, SHARE_RUNS / runs)
+    some, few = int(workers * part), int(runs * part)
     for kind, (shortest, longest) in TASK_SECONDS.items():
-        lasting = _lasting(workers, runs, (shortest + longest) / 2)
-        shares = _ours(setup, "crowded", workers=workers, runs=runs, shortest=shortest, longest=longest, **lasting)
-        more = {key: shares[key] for key in ("tenants", "least", "tasks")}
+        lasting = _lasting(some, few, (shortest + longest) / 2)
+        shares = _ours(setup, "crowded", workers=some, runs=few, shortest=shortest, longest=longest, **lasting)
+        more = {key: shares[key] for key in ("tenants", "least", "big", "tasks")} | {"simulated": [some, few]}
         what, goal = f"{name}: fairness, {kind} tasks", ("at least", 0.9)
         figures.append(Figure("fleet", what, "Jain", [shares["fairness"]], "equal", [1.0], goal, more))
+        each = shares["tasks"] / shares["tenants"]
+        what = f"{name}: tasks of the tenant at every worker, {kind} tasks"
+        figures.append(Figure("fleet", what, "tasks", [shares["big"]], "each tenant", [each]))
     return figures
+
+
+def _busy_before(setup: Setup, source: Path, workers: int, runs: int) -> dict[str, Any]:
+    """A whole fleet with deaths, or a few workers and all runs."""
+    if (workers, runs) == SIZES[0]:
+        whole = _before(setup, source, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **BUSY)
+        return {**whole, "simulated": [workers, runs]}
+    some = min(workers, WORKERS_BEFORE)
+    arrivals = ARRIVALS * some / workers
+    part = _before(setup, source, "steady", workers=some, runs=runs, dying=0, arrivals=arrivals, **BUSY_BEFORE)
+    return {**part, "simulated": [some, runs]}
 
 
 def _lasting(workers: int, runs: int, task_seconds: float) -> dict[str, float]:
@@ -108,7 +136,7 @@ def _lasting(workers: int, runs: int, task_seconds: float) -> dict[str, float]:
     tenants = runs // 2 + 1
     seconds = SHARE_TURNS * max(task_seconds, TURN_SECONDS) * tenants / (SLOTS * workers)
     longer = max(1.0, seconds / BUSY["seconds"])
-    return {name: each * longer for name, each in BUSY.items()}
+    return {"warm": min(BUSY["warm"] * longer, SHARE_WARM), "seconds": BUSY["seconds"] * longer}
 
 
 def _ours(setup: Setup, what: str, **arguments: Any) -> dict[str, Any]:

@@ -282,17 +282,24 @@ async def _quiet(workers: int, runs: int, warm: float, seconds: float, queue_lim
 
 
 async def _steady(
-    workers: int, runs: int, warm: float, seconds: float, queue_limit: int, loop: Any, dying: int = DYING
+    workers: int,
+    runs: int,
+    warm: float,
+    seconds: float,
+    queue_limit: int,
+    loop: Any,
+    dying: int = DYING,
+    arrivals: float = ARRIVALS,
 ) -> dict[str, Any]:
     world = World(workers, loop, queue_limit)
     jobs = [_open_job(world, number, runs) for number in range(runs)]
     await _all(world.submit(job, 0) for job in jobs)
     world.start()
-    feeding = asyncio.create_task(_feed(world, jobs, workers))
+    feeding = asyncio.create_task(_feed(world, jobs, workers, arrivals))
     await asyncio.sleep(warm)
     world.bill.clear()
     before = _ended(world)
-    submitted = await _arrivals(world, seconds)
+    submitted = await _arrivals(world, seconds, arrivals)
     spent = _spent(world, seconds)
     done, repeated = _ended(world) - before, world.sqs.repeated
     waits = [world.first_starts.get(run_id, world.clock.monotonic()) - at for run_id, at in submitted.items()]
@@ -363,10 +370,10 @@ def _open_job(world: World, number: int, runs: int) -> Any:
     return fleet_job(world, number, runs, state=RunState.INGESTING, latched=False, mode=Mode.OPEN)
 
 
-async def _feed(world: World, jobs: Sequence[Any], workers: int) -> None:
-    """Send chunks to random runs, at a rate that keeps a part of the slots busy."""
+async def _feed(world: World, jobs: Sequence[Any], workers: int, arrivals: float) -> None:
+    """Send chunks to random runs, at a rate that keeps a part of the slots busy, with the small jobs that arrive."""
     mean = (SHORTEST + LONGEST) / 2
-    rate = LOAD * workers * SLOTS / mean / CHUNK
+    rate = max(0.0, LOAD * workers * SLOTS / mean - arrivals * SMALL_TASKS) / CHUNK
     next_index: Counter[str] = Counter()
     owed = 0.0
     while True:
@@ -383,15 +390,17 @@ async def _feed(world: World, jobs: Sequence[Any], workers: int) -> None:
         await asyncio.sleep(max(0.0, at - world.clock.monotonic()))
 
 
-async def _arrivals(world: World, seconds: float) -> dict[str, float]:
-    """Submit small jobs of new tenants. Returns when each was submitted, by run."""
+async def _arrivals(world: World, seconds: float, arrivals: float) -> dict[str, float]:
+    """Submit so many small jobs of new tenants in a second. Returns when each was submitted, by run."""
     submitted: dict[str, float] = {}
-    for number in range(int(seconds * ARRIVALS)):
+    began = world.clock.monotonic()
+    for number in range(int(seconds * arrivals)):
         job = fleet_job(world, 1 << 20 | number, 2, total=SMALL_TASKS)
         submitted[job.run.run_id] = world.clock.monotonic()
         await world.submit(job, SMALL_TASKS)
-        at = submitted[job.run.run_id] + 1 / ARRIVALS
+        at = submitted[job.run.run_id] + 1 / arrivals
         await asyncio.sleep(max(0.0, at - world.clock.monotonic()))
+    await asyncio.sleep(max(0.0, began + seconds - world.clock.monotonic()))
     return submitted
 
 
