@@ -1,6 +1,7 @@
 """`conveyor run`: run a list in this process, without a server, and write an archive."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,7 +127,8 @@ def run(
     # The jobs are those of the user, who decides by --insecure; a run that is resumed may have had it.
     flags |= {"ca_bundle": ca_bundle, "allow_insecure": True}
     settings = Settings.load(data=data, **flags)
-    with early_fetchers(settings.fetchers) as fetchers:
+    # This process needs a core itself: more of them would hold up each other and it.
+    with early_fetchers(min(settings.fetchers, max(1, (os.cpu_count() or 1) - 1))) as fetchers:
         from conveyor.cli.loop import loading
 
         with loading():
