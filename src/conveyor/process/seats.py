@@ -23,7 +23,7 @@ from conveyor.states import ENDED, WORKABLE
 log = structlog.get_logger()
 
 # Runs that one look takes.
-TAKE_LIMIT = 16
+TAKE_LIMIT = 64
 # How long a run must be overdue before a worker without a free slot takes it: longer if the worker serves more tenants
 # than it has slots, or many more runs.
 _PATIENCE = 0.25
