@@ -593,8 +593,10 @@ class TestHastening:
         await queue.send(ONE, [Outgoing(b"now")])
         await queue.send(TWO, [Outgoing(b"another", 100)])
         await queue.release(ONE, [(await take(queue)).receipt], 200)
+        assert await queue.delayed_queues([ONE, TWO, CONTROL]) == {ONE, TWO}
         await queue.hasten(ONE)
         assert await queue.depth(ONE) == Depth(31, 1, 0)
+        assert await queue.delayed_queues([ONE, TWO]) == {TWO}
         got = await drain(queue, ONE)
         assert Counter(each.body for each in got) == Counter([b"now", *(b"late %d" % number for number in range(30))])
         assert await queue.ack(ONE, [held.receipt]) == frozenset()

@@ -184,6 +184,9 @@ class Hastens(Protocol):
     async def hasten(self, queue: QueueName) -> None:
         """Make the delayed messages of a queue visible now. Messages in flight stay in flight."""
 
+    async def delayed_queues(self, queues: Sequence[QueueName]) -> frozenset[QueueName]:
+        """Those of these queues that have delayed messages."""
+
 
 @runtime_checkable
 class Reveals(Protocol):

@@ -8,7 +8,7 @@ from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import MAX_RUNS, split_key
 from conveyor.coordination.parallel import at_once
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Hastens, Queue, recovery_queue
+from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue
 from conveyor.engines.ready import ReadyMark
 from conveyor.model import Job, RunId
 from conveyor.process.lane import Lane
@@ -33,7 +33,8 @@ class BreakerSharing:
     ) -> None:
         self._breakers = breakers
         self._coordinator = coordinator
-        self._queue = queue
+        # Asked once: the check of a capability is slow.
+        self._hastens = queue if isinstance(queue, Hastens) else None
         self._clock = clock
         self._lanes = lanes
         self._is_index_built = is_index_built
@@ -96,12 +97,20 @@ class BreakerSharing:
             self.to_hasten.add(job.run.run_id)
 
     async def hasten(self) -> None:
-        """Make tasks that waited for a breaker start soon."""
-        await at_once(self.to_hasten, self._hasten)
+        """Make tasks that waited for a breaker start soon. After a restart these are all runs; few have any."""
+        queues = {recovery_queue(run_id): run_id for run_id in self.to_hasten}
+        delayed = frozenset[QueueName]() if self._hastens is None else await self._hastens.delayed_queues(list(queues))
+        for queue, run_id in queues.items():
+            if queue not in delayed:
+                self._look_again(run_id)
+        await at_once([queues[queue] for queue in delayed], self._hasten)
 
     async def _hasten(self, run_id: RunId) -> None:
-        if isinstance(self._queue, Hastens):
-            await self._queue.hasten(recovery_queue(run_id))
+        assert self._hastens is not None
+        await self._hastens.hasten(recovery_queue(run_id))
+        self._look_again(run_id)
+
+    def _look_again(self, run_id: RunId) -> None:
         self.to_hasten.discard(run_id)
         lane = self._lanes.get(run_id)
         if lane is not None:

@@ -69,7 +69,6 @@ class PostgresQueue:
         self._floors: dict[QueueName, _Floor] = {}
         self._receives = JointCalls(self._receive_all)
         self._depths = JointCalls(self._all_depths)
-        self._delayed = JointCalls(self._have_delayed)
         self._hidden = JointCalls(self._have_hidden)
         self._drops = JointCalls(self._drop_all)
 
@@ -229,15 +228,13 @@ class PostgresQueue:
     async def hasten(self, queue: QueueName) -> None:
         values = {"queue": queue, "now": self._clock.now(), "limit": _HASTEN_AT_ONCE}
         crashpoint("queue.hasten.before")
-        # After a restart, all runs are hastened: one read for many of them.
-        while await self._delayed.call(queue) and await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
+        while await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
             pass
         crashpoint("queue.hasten.after")
 
-    async def _have_delayed(self, queues: Sequence[QueueName]) -> list[bool]:
-        rows = await self._database.rows(SQL["have_delayed"], {"queues": queues, "now": self._clock.now()})
-        delayed = {row[0] for row in rows}
-        return [queue in delayed for queue in queues]
+    async def delayed_queues(self, queues: Sequence[QueueName]) -> frozenset[QueueName]:
+        rows = await self._database.rows(SQL["have_delayed"], {"queues": list(queues), "now": self._clock.now()})
+        return frozenset(row[0] for row in rows)
 
     async def reveal(self, queue: QueueName, beyond: float) -> int:
         now = self._clock.now()

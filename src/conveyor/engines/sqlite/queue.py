@@ -139,10 +139,12 @@ class SqliteQueue:
     async def hasten(self, queue: QueueName) -> None:
         values = {"queue": queue, "now": self._clock.now()}
         crashpoint("queue.hasten.before")
-        # After a restart, all runs are hastened: a read needs no commit.
-        if self._database.read_one(SQL["is_delayed"], values) is not None:
-            await self._database.change(SQL["hasten"], values)
+        await self._database.change(SQL["hasten"], values)
         crashpoint("queue.hasten.after")
+
+    async def delayed_queues(self, queues: Sequence[QueueName]) -> frozenset[QueueName]:
+        values = {"queues": msgspec.json.encode(queues).decode(), "now": self._clock.now()}
+        return frozenset(_names.decode(self._database.read_one(SQL["have_delayed"], values)[0]))
 
     async def reveal(self, queue: QueueName, beyond: float) -> int:
         now = self._clock.now()

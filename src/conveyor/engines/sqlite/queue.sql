@@ -47,8 +47,9 @@ WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 -- name: release_all
 UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
 
--- name: is_delayed
-SELECT id FROM messages WHERE queue = :queue AND visible_at > :now AND held = 0 LIMIT 1;
+-- name: have_delayed
+SELECT json_group_array(wanted.value) FROM json_each(:queues) AS wanted
+WHERE EXISTS (SELECT 1 FROM messages WHERE queue = wanted.value AND visible_at > :now AND held = 0);
 
 -- name: hasten
 UPDATE messages SET visible_at = :now WHERE queue = :queue AND visible_at > :now AND held = 0;
