@@ -13,6 +13,8 @@ _SOON_SECONDS = 0.5
 _RATE_SECONDS = 1.0
 # How long a full worker waits for its first outcome, as when its processes start.
 _FIRST_SECONDS = 3.0
+# That they end soon holds for so long: runs that end hurry the looks, and each would take a look at all lanes.
+_HOLD_SECONDS = 0.05
 
 
 class Turnover:
@@ -24,6 +26,7 @@ class Turnover:
         self._full_since = inf
         # How many outcomes there were at the looks of the last second.
         self._counts: deque[tuple[float, int]] = deque()
+        self._quick_until = -inf
 
     def note_look(self, outcomes: int, *, is_full: bool) -> None:
         """The worker looks for runs. It has had so many outcomes until now."""
@@ -36,6 +39,12 @@ class Turnover:
     def is_quick(self, lanes: Iterable[Lane], new_runs: int, slots: int) -> bool:
         """Whether runs that are here as a whole, and new ones, have enough for all slots and end soon. A worker that
         became full just now does not know how long tasks take: it waits for a moment before it takes more."""
+        now = self._clock.monotonic()
+        if now >= self._quick_until and self._is_quick(lanes, new_runs, slots):
+            self._quick_until = now + _HOLD_SECONDS
+        return now < self._quick_until
+
+    def _is_quick(self, lanes: Iterable[Lane], new_runs: int, slots: int) -> bool:
         left = new_runs + sum(_left(lane) for lane in lanes)
         if left < slots:
             return False
