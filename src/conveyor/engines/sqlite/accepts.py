@@ -19,6 +19,9 @@ from conveyor.model import Job, OutboxEvent
 
 SQL = named_queries("accepts.sql")
 
+# Tenant, route and key of claims.
+_keys = msgspec.json.Decoder(list[tuple[str, str, str]])
+
 _JOB_COLUMNS = (
     *("job_id", "tenant", "name", "kind", "mode", "options", "task_shard_count", "result_layout", "state", "reason"),
     *("created_at", "expires_at", "run_id", "source", "source_key", "version", "task_store", "bucket"),
@@ -76,8 +79,11 @@ def _answer(db: apsw.Connection, acceptances: Sequence[Acceptance]) -> list[Idem
 def _answer_held(db: apsw.Connection, held: Sequence[IdempotencyClaim], now: float) -> set[tuple[str, str, str]]:
     """The keys of the claims that are answered now."""
     rows = [(*msgspec.structs.astuple(claim)[:-1], claim.body.hex()) for claim in held]
-    won: list[Any] = db.execute(SQL["answer_held"], {"claims": _text(rows), "now": now}).fetchall()
-    return set(won)
+    values = {"claims": _text(rows), "now": now}
+    standing: Any = db.execute(SQL["standing_claims"], values).fetchall()[0][0]
+    db.execute(SQL["answer_held"], values)
+    keys: set[tuple[str, str, str]] = {(claim.tenant, claim.route, claim.key) for claim in held}
+    return keys.difference(_keys.decode(standing))
 
 
 def _insert_jobs(db: apsw.Connection, accepted: Sequence[Acceptance]) -> None:

@@ -1,3 +1,10 @@
+-- name: standing_claims
+-- One row of JSON, as in flushes.sql.
+SELECT json_group_array(json_array(i.tenant, i.route, i.key)) FROM jsonb_each(:claims) AS claim
+CROSS JOIN idempotency AS i
+    ON i.tenant = claim.value ->> 0 AND i.route = claim.value ->> 1 AND i.key = claim.value ->> 2
+WHERE i.expires_at > :now;
+
 -- name: answer_held
 -- The claims were held in memory: there is no row yet, or an expired one.
 INSERT INTO idempotency (tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body)
@@ -7,8 +14,7 @@ FROM jsonb_each(:claims) WHERE TRUE
 ON CONFLICT (tenant, route, key) DO UPDATE SET
     fingerprint = excluded.fingerprint, subject = excluded.subject, lease_until = excluded.lease_until,
     expires_at = excluded.expires_at, status = excluded.status, body = excluded.body
-WHERE expires_at <= :now
-RETURNING tenant, route, key;
+WHERE expires_at <= :now;
 
 -- name: insert_jobs
 -- JSON has no infinity: an unfinished job does not expire.
