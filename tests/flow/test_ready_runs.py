@@ -434,3 +434,14 @@ async def test_a_delayed_message_makes_nobody_look() -> None:
             await fleet.system.queue.send(queue, [msgspec.structs.replace(message, delay=delay)])
             await fleet.passing(1)
             assert heard == [job.run.run_id] * (delay == 0)
+
+
+async def test_a_full_worker_looks_again_when_small_runs_end() -> None:
+    """It takes no more runs while those that it has end soon: the next ones need not wait for its next look."""
+    async with open_fleet(lease_seconds=LEASE) as fleet:
+        jobs = [await fleet.submit(4) for _ in range(40)]
+        began = fleet.clock.monotonic()
+        fleet.start(fleet.worker(worker_concurrency=4))
+        for job in jobs:
+            await fleet.ended(job)
+        assert fleet.clock.monotonic() - began < 2.0

@@ -28,6 +28,11 @@ class Turnover:
         self._counts: deque[tuple[float, int]] = deque()
         self._quick_until = -inf
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the last look found the worker without a free slot."""
+        return self._full_since < inf
+
     def note_look(self, outcomes: int, *, is_full: bool) -> None:
         """The worker looks for runs. It has had so many outcomes until now."""
         now = self._clock.monotonic()

@@ -193,6 +193,9 @@ class Worker:
                 errand.start()
         while self._changes:
             await self._apply(self._changes.pop(0))
+        if self._finished and self._turnover.is_full:
+            # There may be room for the next runs.
+            self._look_errand.hurry()
         while self._finished:
             await self._leave_finished(self._finished.pop())
         if self._is_passing_on and not self._is_asked and self._clock.monotonic() < self._round_at:
