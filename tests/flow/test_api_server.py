@@ -82,6 +82,28 @@ async def test_stopping_lets_an_answer_finish(system: System, monkeypatch: pytes
     await asyncio.wait_for(serving, 5)
 
 
+async def test_a_request_that_an_engine_keeps_waiting_is_refused_for_now_at_a_stop(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    settings = msgspec.structs.replace(system.settings, drain_seconds=1)
+    url, stop, serving = await started(dataclasses.replace(system, settings=settings))
+    monkeypatch.setattr(type(system.records.jobs), "jobs", hang)
+    async with client() as http:
+        server = Api(url, system, await new_key(system, "acme"), http)
+        listing = asyncio.create_task(server.get("/v1/jobs"))
+        await asked.wait()
+        stop.set()
+        answer = await listing
+    assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (503, "unavailable", "1")
+    await serving
+
+
 async def test_signals_are_left_alone(system: System) -> None:
     import signal
 

@@ -4,12 +4,15 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
 from conveyor.api.dependencies import SCOPE_KEY, Dependencies
 from conveyor.api.direct_submit import DirectSubmit
 from conveyor.api.edge import EdgeExchange
+from conveyor.api.problems import problem_of
 from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
 from conveyor.auth.failed_keys import FailedKeys
@@ -17,6 +20,7 @@ from conveyor.auth.keys import KeyCache
 from conveyor.auth.sessions import Sessions
 from conveyor.coordination.fail_open import FailOpen
 from conveyor.dashboard.static_files import Files
+from conveyor.errors import Unavailable
 from conveyor.export.exports import Exports
 from conveyor.jobs.admission import Admission
 from conveyor.lists.uploads import Uploads
@@ -24,6 +28,8 @@ from conveyor.notify.deliveries import Deliveries
 from conveyor.notify.webhooks import Webhooks
 from conveyor.read.job_stream import Streams
 from conveyor.system import System
+
+_STOPPED = msgspec.json.encode(problem_of(Unavailable()))
 
 
 class Api:
@@ -38,7 +44,7 @@ class Api:
         self._routes = application()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await EdgeExchange(self._clock, self._budget, scope, send).run(self._answer, receive)
+        await EdgeExchange(self._clock, self._budget, scope, send).run(self._answer, receive, _STOPPED)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if await self._dashboard.answer(scope, send):

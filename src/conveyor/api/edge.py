@@ -1,5 +1,6 @@
 """The outermost layer: adds security headers and a request id to every response, logs it and counts it."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -51,10 +52,18 @@ class EdgeExchange:
         called_by(_header(scope, b"traceparent").decode("latin-1"))
         self._reservation = attach_reservation(scope, budget)
 
-    async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive) -> None:
-        """Run `app`. If it fails while it streams, the status is already sent, so the connection is cut."""
+    async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive, stopped: bytes) -> None:
+        """Run `app`. If it fails while it streams, the status is already sent, so the connection is cut. `stopped` is
+        the problem for a request that an engine has not answered when the server stops."""
         try:
             await app(self._scope, receive, self.send)
+        except asyncio.CancelledError:
+            if self._status:
+                raise
+            # The server would send an error of its own, which says that Conveyor failed.
+            headers = [(b"content-type", b"application/problem+json"), (b"retry-after", b"1")]
+            await self.send({"type": "http.response.start", "status": 503, "headers": headers})
+            await self.send({"type": "http.response.body", "body": stopped})
         except Exception:
             log.exception("response aborted", request_id=request_id(self._scope))
             if not self._status:
