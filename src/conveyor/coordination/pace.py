@@ -6,9 +6,10 @@ become more frequent with it; these also leave a ceiling: a while passes before 
 with 429, or of many at once, pauses the host; after a pause it begins with a fraction.
 
 Some pages fail or are slow whatever the load, and must not slow down the others. So the latency of a round trip is a
-low quantile, which a few slow pages do not move; failures are compared with those of the round trips before; and if
-they get no better by shrinking, the limit is restored, and what is left counts as the pages' own. So it is if
-throughput falls with the number of requests: a host that queues them answers as many as before.
+low quantile, which a few slow pages do not move; a page that fails again in a retry says nothing; failures are compared
+with those of the round trips before; and if they get no better by shrinking, the limit is restored, and what is left
+counts as the pages' own. So it is if throughput falls with the number of requests: a host that queues them answers as
+many as before.
 
 Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share.
 Everything here is arithmetic on batches of finished attempts: no call and no await.
@@ -66,8 +67,10 @@ _TOLERANCES = (5.0, 60.0)
 _BELOW_CEILING = 0.95
 # After how many seconds the limit may pass the ceiling, at first; each time in vain doubles that, up to the last.
 _FAILURE_PAUSES, _LATENCY_PAUSES = (0.25, 300.0), (1.0, 8.0)
-# After failures, these many round trips at first if that is longer.
+# After failures, these many round trips at first if that is longer; and at most so many seconds for each request of the
+# limit, because a try of a small one costs few requests.
 _FAILURE_ROUNDS = 20
+_LONGEST_FOR_EACH = 10.0
 # A limit so far above the ceiling shows that there is none.
 _ABOVE_CEILING = 1.15
 # A ceiling up to this much higher than the one before is the same one.
@@ -403,11 +406,14 @@ class HostPace:
         if retry_after is not None and retry_after > 0:
             self.pause(now + min(retry_after, MAX_PAUSE))
 
-    def fail(self, now: float, retry_after: float | None = None) -> None:
+    def fail(self, now: float, retry_after: float | None = None, *, is_retry: bool = False) -> None:
         """An attempt was answered with 503, timed out, or had no connection: because of the load, or of its URL."""
         self.used_at = now
         if self._stale > 0:
             self._stale -= 1
+            return
+        if is_retry:
+            # It failed before, most likely at another load.
             return
         self._failed += 1
         self._retry_after = max(self._retry_after, retry_after or 0.0)
@@ -454,7 +460,9 @@ class HostPace:
         if self._is_overload():
             self._end_overload(now)
             return
-        self._falls = 0
+        if self._failed <= self._first_share * _FAILURES_LEFT * (self._failed + self._answered):
+            # Else it took more than this round trip to see that they got no better.
+            self._falls = 0
         self._note_past(self._answered, self._failed)
         if self._seconds:
             self._end_flat_or_slow(now)
@@ -600,7 +608,7 @@ class HostPace:
         self._lower(factor, 1)
         self._begin_round(now)
         first, last = _FAILURE_PAUSES
-        self._wait_to_probe(now, max(first, _FAILURE_ROUNDS * self.latency), last)
+        self._wait_to_probe(now, max(first, _FAILURE_ROUNDS * self.latency), min(last, _LONGEST_FOR_EACH * self.limit))
 
     def _lower(self, factor: float, least: int) -> None:
         """Lower the limit from what was in use, and remember that as the ceiling."""

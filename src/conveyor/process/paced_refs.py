@@ -252,12 +252,12 @@ class PacedRefs(Generic[T]):
         now = self._clock.monotonic()
         for pace, first, end in _by_pace(entries):
             seconds: list[float] = []
-            for outcome in outcomes[first:end]:
+            for entry, outcome in zip(entries[first:end], outcomes[first:end], strict=True):
                 code = None if outcome.error is None else outcome.error.code
                 if code == _REFUSAL:
                     pace.refuse(now, outcome.retry_after)
                 elif code in _FAILURES:
-                    pace.fail(now, outcome.retry_after)
+                    pace.fail(now, outcome.retry_after, is_retry=entry.ref.attempt > 1)
                 elif (code is None or code.startswith("http_")) and outcome.spends_attempt:
                     seconds.append(0.0 if is_long else outcome.elapsed)
             if seconds:

@@ -182,6 +182,80 @@ def test_pages_that_fail_or_are_slow_by_themselves_do_not_slow_down_the_others(o
         assert found.throughput >= 0.9 * fixed.throughput, seed
 
 
+FAILING: dict[str, Callable[[int], bool]] = {
+    "every fifth page": lambda index: index % 5 == 0,
+    "a part of the list": lambda index: 100 <= index < 160,
+    "the end of the list": lambda index: index >= 240,
+}
+
+
+@pytest.mark.parametrize("is_retry_known", [True, False], ids=["retries", "unknown retries"])
+@pytest.mark.parametrize("fails", FAILING.values(), ids=FAILING.keys())
+@pytest.mark.parametrize("attempts", [3, 5])
+def test_retries_of_pages_that_fail_for_ever_do_not_slow_down_what_follows(
+    fails: Callable[[int], bool], attempts: int, is_retry_known: bool
+) -> None:
+    """In the end only they are left, and all requests fail, at any load. Without `is_retry` that takes longer."""
+    pace = HostPace("acme", "a.example")
+    ended_at = attempt_all(pace, 0.0, [fails(index) for index in range(300)], attempts, is_retry_known=is_retry_known)
+    assert pace.limit >= 4
+    seconds = attempt_all(pace, ended_at, [False] * 300, attempts, is_retry_known=is_retry_known) - ended_at
+    assert seconds < 1.1 * 300 * 0.2 / 4
+
+
+def attempt_all(
+    pace: HostPace, now: float, pages: list[bool], attempts: int, *, is_retry_known: bool, width: int = 4
+) -> float:
+    """Request all pages, of which these fail each time, until all have ended. Returns when."""
+    drawn, lane = random.Random(1), Lane(width)
+    due = [(now, index, 1) for index in range(len(pages))]
+    running: list[tuple[float, int, int, float]] = []
+    while due or running:
+        room = min(pace.room(lane, now), width - len(running))
+        while room > 0 and due and due[0][0] <= now:
+            _, index, attempt = heapq.heappop(due)
+            pace.start(lane, 1)
+            heapq.heappush(running, (now + 0.2 * drawn.uniform(0.9, 1.1), index, attempt, now))
+            room -= 1
+        if not running:
+            now = max(due[0][0], pace.paused_until)
+            continue
+        if room > 0 and due and due[0][0] < running[0][0]:
+            now = due[0][0]
+            continue
+        now, index, attempt, began = heapq.heappop(running)
+        if pages[index]:
+            pace.fail(now, is_retry=is_retry_known and attempt > 1)
+            if attempt < attempts:
+                heapq.heappush(due, (now + 2 ** (attempt - 1) * drawn.random(), index, attempt + 1))
+        else:
+            pace.learn([now - began], now)
+        pace.finish(lane, 1, now)
+    return now
+
+
+def test_a_limit_of_few_requests_is_soon_tried_again() -> None:
+    """After a host took one request at once for a while, and refused two."""
+    pace, lane, now = HostPace("acme", "a.example"), Lane(), 0.0
+    for _ in range(2000):
+        count = pace.room(lane, now)
+        pace.start(lane, count)
+        now += 0.1
+        for _ in range(count - 1):
+            pace.refuse(now)
+        pace.learn([0.1], now)
+        pace.finish(lane, count, now)
+    assert pace.limit < 3
+    ended_at = now + 30
+    while now < ended_at:
+        count = pace.room(lane, now)
+        pace.start(lane, count)
+        now += 0.1
+        pace.learn([0.1] * count, now)
+        pace.finish(lane, count, now)
+    assert pace.limit > START
+
+
 def test_a_host_that_is_down_as_a_whole_is_paused_and_then_used_as_before() -> None:
     pace, lane = HostPace("acme", "a.example"), Lane()
     now = 0.0

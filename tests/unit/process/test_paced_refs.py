@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.coordination.pace import START
@@ -177,3 +178,18 @@ async def test_a_full_lane_keeps_what_its_hosts_start_soon(clock: ManualClock, p
     lane.refs.thin_out()
     assert len(lane.postponed) == 400
     lane.refs.close()
+
+
+async def test_a_page_that_fails_again_in_a_retry_lowers_no_limit(clock: ManualClock, paces: Paces) -> None:
+    broken = Outcome(TaskStatus.PENDING, http_status=503, error=TaskError("http_503", "always"))
+    for attempt, is_lowered in ((2, False), (1, True)):
+        lane = PacedLane(clock, paces)
+        refs = entries_of(f"{attempt}.example", START)
+        for entry in refs:
+            entry.ref = msgspec.structs.replace(entry.ref, attempt=attempt)
+        sent = lane.refs.admit(refs)
+        pace = sent[0].pace
+        assert pace is not None
+        lane.refs.learn(sent, [broken] * START)
+        lane.refs.release(sent)
+        assert (pace.limit < START) is is_lowered
