@@ -13,6 +13,7 @@ from conveyor.clock import Clock
 from conveyor.coordination.pace import LARGEST, HostPace
 from conveyor.coordination.paces import Paces
 from conveyor.model import LONG_KINDS, PACED_KINDS, Job, Outcome, Pace, TaskRef
+from conveyor.process.limit_requests import TICK
 from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
 from conveyor.process.target_queue import bounded_sum
 
@@ -454,7 +455,8 @@ class PacedRefs(Generic[T]):
             self._timer = None
         self._timer_at = at
         if at < inf:
-            self._timer = self._spawn(self._end_pause(at - now))
+            # A loop ends a sleep up to its resolution early; without that tick it would then look again and again.
+            self._timer = self._spawn(self._end_pause(at - now + TICK))
 
     async def _end_pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

@@ -193,3 +193,32 @@ async def test_a_page_that_fails_again_in_a_retry_lowers_no_limit(clock: ManualC
         lane.refs.learn(sent, [broken] * START)
         lane.refs.release(sent)
         assert (pace.limit < START) is is_lowered
+
+
+class EarlyClock(ManualClock):
+    """Its sleeps end a little early, as those of a loop do, by up to its resolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        await super().sleep(seconds - 1e-9)
+
+
+async def test_a_pause_whose_sleep_ends_early_is_not_looked_at_again_and_again(paces: Paces) -> None:
+    clock = EarlyClock()
+    lane = PacedLane(clock, paces)
+    sent = lane.refs.admit(entries_of("a.example", START + 3))
+    lane.refs.learn(sent[:1], [refusal(3.0)])
+    await asyncio.sleep(0)
+    clock.advance(3.0 - 1e-9)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert clock.sleeps == 1
+    clock.advance(1e-6)
+    await asyncio.sleep(0)
+    assert lane.refs.has_ready
+    assert clock.sleeps == 1
+    lane.refs.close()
