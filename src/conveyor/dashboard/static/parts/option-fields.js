@@ -37,10 +37,10 @@ export const GROUPS = [
       {
         name: "pace",
         label: "Pace",
-        hint: "As many requests at once as each host can take: usual without a limit per host and a gateway.",
+        hint: "Fixed: by the limits here. Automatic: as many requests at once as each host can take.",
         type: "choice",
         standard: null,
-        choices: [["", "as usual"], ["auto", "automatic"], ["fixed", "fixed"]],
+        choices: [["", "fixed"], ["auto", "automatic"]],
         kinds: ["fetch", "download"],
       },
       {
