@@ -113,13 +113,18 @@ async def test_the_same_call_continues(server: Api, place: str) -> None:
     await used(server, use)
 
 
-async def test_nothing_is_made_where_nothing_can_be_written(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_made_where_nothing_can_be_written(
+    server: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = await stored_job(server.system, 10)
+    (tmp_path / "file").write_text("in the way")
 
     def use(client: Client) -> None:
         handle = client.job(job.job_id)
         with pytest.raises(DestinationUnavailable, match="bucket s3://no-such-bucket does not exist"):
             handle.export_to("s3://no-such-bucket/a/")
+        with pytest.raises(DestinationUnavailable, match=f"Cannot open file://{tmp_path}/file/a/"):
+            handle.export_to(f"file://{tmp_path}/file/a/")
         with pytest.raises(DestinationUnavailable, match="Cannot list gs://no-such-bucket/a/"):
             handle.export_to("gs://no-such-bucket/a/")
         for wrong in ("ftp://a/b/", "s3://", "s3:///b/", "s3://a/../b/", "s3://a//b/", "s3://a/b?c", "file://host/b/"):

@@ -141,7 +141,10 @@ def open_prefix(url: str) -> StoredPrefix:
     library = _library(url)
     if scheme == "file":
         place = Path("/", prefix)
-        place.mkdir(parents=True, exist_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DestinationUnavailable(f"Cannot open {url}: {first_line(error)}") from None
         return StoredPrefix(f"file://{place}/", library.store.LocalStore(place), library)
     store = _store(library, scheme, bucket, prefix)
     return StoredPrefix(f"{scheme}://{bucket}/{prefix}{'/' if prefix else ''}", store, library)
