@@ -30,6 +30,7 @@ USER_ONLY = frozenset(
         "blobs",
         "gateway",
         "source_buckets",
+        "export_buckets",
         "step_functions",
         "event_targets",
         "otlp_endpoint",

@@ -54,6 +54,7 @@ from conveyor.recover.retention import Retention
 from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Role, Service, stop_all
+from conveyor.settings import export_places
 from conveyor.system import System
 
 
@@ -231,6 +232,7 @@ class Embedded:
                 system.coordinator,
                 system.clock,
                 system.settings.export_piece_bytes,
+                export_places(system.settings),
                 system.clock.new_id("exporter"),
             )
             for _ in range(system.settings.exporters)

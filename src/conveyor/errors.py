@@ -10,7 +10,7 @@ ConveyorError
 │   └── HostRefused (421) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── Forbidden (403) ── CrossSite · SourceRefused · EventTargetRefused
+├── Forbidden (403) ── CrossSite · SourceRefused · DestinationRefused · EventTargetRefused
 ├── BodyDamaged (500)
 ├── MethodNotAllowed (405) · TooManyStreams (429) · TooManyFailedKeys (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
@@ -242,6 +242,13 @@ class SourceRefused(Forbidden):
     list."""
 
     code = "source_refused"
+
+
+class DestinationRefused(Forbidden):
+    """The server writes no exports to this place. Ask its operator to list it in CONVEYOR_EXPORT_BUCKETS, or export
+    with your own credentials: `conveyor export JOB --to URL`."""
+
+    code = "destination_refused"
 
 
 class EventTargetRefused(Forbidden):

@@ -17,6 +17,7 @@ import msgspec
 
 from conveyor.config_files import ConfigFile, config_files, place_of
 from conveyor.errors import InvalidSetting
+from conveyor.export_places import ExportPlaces, Location, location_of
 
 PREFIX = "CONVEYOR_"
 # Where the command line looks for a server if nothing says otherwise.
@@ -246,6 +247,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     intake_priority_ratio: int = 4
     # How long a message stays in its queue when there is no capacity for its job, in seconds.
     intake_delay_seconds: float = 300.0
+    # Places below which the server writes exports for its tenants, with its own credentials, separated by spaces:
+    # TENANT=s3://BUCKET/PREFIX/, gs://…, az://… or file:///DIR/; * is every tenant. Default: none.
+    export_buckets: str | None = None
     # Export loops in this process.
     exporters: int = 1
     # How long to keep an export, in seconds.
@@ -445,6 +449,7 @@ def _check(settings: Settings) -> None:
     if settings.public_url is not None and not _PUBLIC_URL.fullmatch(settings.public_url):
         raise InvalidSetting(f"{PREFIX}PUBLIC_URL must be a URL without a query: https://jobs.example.com")
     blob_directory(settings)
+    export_places(settings)
     _check_telemetry(settings)
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
@@ -480,6 +485,27 @@ def blob_directory(settings: Settings) -> Path | None:
     if place.netloc or place.query or place.fragment or not place.path.startswith("/") or path == Path("/"):
         raise InvalidSetting(f"{PREFIX}BLOBS must name an absolute directory: file:///srv/conveyor/blobs")
     return path
+
+
+def export_places(settings: Settings) -> ExportPlaces:
+    """Where the server may write exports. Raises InvalidSetting if that is where it keeps its own data."""
+    places = ExportPlaces.parse(settings.export_buckets)
+    for own in _own_locations(settings):
+        for place in places.locations:
+            if place.is_below(own) or own.is_below(place):
+                raise InvalidSetting(
+                    f"{PREFIX}EXPORT_BUCKETS: {place.url} is where the server keeps its own data. List another place."
+                )
+    return places
+
+
+def _own_locations(settings: Settings) -> list[Location]:
+    directories = [settings.data, blob_directory(settings)]
+    # Without a look at the disk.
+    paths = [os.path.abspath(path) for path in directories if path is not None]  # noqa: PTH100  (resolve() follows links)
+    own = [Location("file", "", Path(path).parts[1:]) for path in paths]
+    bucket = location_of((settings.blobs or "").partition("?")[0])
+    return own if bucket is None else [*own, bucket]
 
 
 def public_link(public_url: str | None, link: str) -> str:

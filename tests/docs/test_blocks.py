@@ -126,6 +126,10 @@ def check_json(code: str) -> None:
         check_limits(template_of(bytes(schedule.job)).spec)
     elif {"create", "status"} <= keys:
         check_job(json.dumps({"kind": "export_download", "export": value, "tasks": [{"month": "1"}]}).encode())
+    elif keys == {"Version", "Statement"}:
+        # A policy of IAM for what users own: no example gives away the right to delete there.
+        actions = [action for statement in value["Statement"] for action in statement["Action"]]
+        assert not [action for action in actions if "Delete" in action or "*" in action]
     elif "task_id" in keys:
         assert list(value) == list(ManifestLine.__struct_fields__)
     else:

@@ -101,6 +101,7 @@ SCENARIOS = (
     "export",
     "exported",  # offline, and a second export that is deleted
     "exported_sorted",  # the same where tasks can not be walked in order
+    "exported_to",  # copied to a listed place
     "export_failed",
     "rerun",  # what failed once more, then all of it
     "parked",  # the same, and what failed is dead-lettered and redriven
@@ -111,7 +112,7 @@ SCENARIOS = (
 )
 
 PARKED = ("parked", "parked_steps")
-EXPORTED = ("exported", "exported_sorted", "export_failed")
+EXPORTED = ("exported", "exported_sorted", "exported_to", "export_failed")
 
 _ORACLE = """
 CREATE TABLE IF NOT EXISTS harness_moves (run_no, idx, old, new);
@@ -340,11 +341,18 @@ async def paused(client: Client, job_id: JobId) -> None:
     mark.touch()
 
 
+def copied_to(directory: Path) -> str:
+    """The place that is listed."""
+    return f"file://{directory.absolute()}/copied/"
+
+
 async def exported(client: Client, job_id: JobId, patience: float) -> None:
     """One export is made, and one is deleted, made or not."""
     exports, job = Exports(client.system), await client.job(job_id)
     spec = ExportSpec(compression=ExportCompression.NONE, part_bytes=128 * 1024)
-    kept = await client.ask("export", lambda request: exports.create(job, spec, request))
+    to = f"{copied_to(client.directory)}kept/" if client.scenario == "exported_to" else None
+    asked = msgspec.structs.replace(spec, to=to)
+    kept = await client.ask("export", lambda request: exports.create(job, asked, request))
     gone = await client.ask("gone", lambda request: exports.create(job, spec, request))
     with suppress(NotFound):
         await exports.delete(TENANT, gone.subject)
@@ -528,6 +536,7 @@ def run(
         idempotency_lease_seconds=0.02,
         ingest_range_bytes=300,
         export_piece_bytes=64 * 1024,
+        export_buckets=f"{TENANT}={copied_to(directory)}",
         sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale", "paused") else 1000,
         # A small list is read in the request only in one scenario.
         sync_list_bytes=64 * 1024 if scenario == "small_list" else 0,

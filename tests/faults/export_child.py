@@ -15,7 +15,7 @@ from conveyor.export.exporter import Exporter
 from conveyor.export.exports import ExportState, export_of
 from conveyor.model import EXPORT
 from conveyor.read import walk
-from conveyor.settings import Settings
+from conveyor.settings import Settings, export_places
 from conveyor.system import open_system
 
 
@@ -40,6 +40,7 @@ async def main(directory: Path) -> None:
             system.coordinator,
             system.clock,
             settings.export_piece_bytes,
+            export_places(settings),
             f"exporter {os.getpid()}",
         )
 

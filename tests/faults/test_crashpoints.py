@@ -29,7 +29,7 @@ import pytest
 from conveyor.engines.queue import CONTROL, Depth, run_queues
 from conveyor.engines.sqlite.tasks import SqliteTasks
 from conveyor.engines.tasks import TaskFilter
-from conveyor.export.exports import Exports, ExportState, part_range
+from conveyor.export.exports import ExportRecord, Exports, ExportState, part_range
 from conveyor.model import EXPORT, EventRecord
 from conveyor.settings import Settings
 from conveyor.states import RunState
@@ -82,6 +82,12 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "export.publish.after": ("export",),
     "exports.create.before": ("exported",),
     "exports.create.after": ("exported",),
+    "exports.begin.before": ("exported_to",),
+    "exports.begin.after": ("exported_to",),
+    "exports.copy.before": ("exported_to",),
+    "exports.copy.after": ("exported_to",),
+    "exports.manifest.before": ("exported_to",),
+    "exports.manifest.after": ("exported_to",),
     "exports.delete.before": ("exported",),
     "exports.delete.after": ("exported",),
     "exports.claim.before": ("exported", "exported_sorted"),
@@ -92,12 +98,12 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "exports.merge.after": ("exported_sorted",),
     "exports.piece.before": ("exported", "exported_sorted"),
     "exports.piece.after": ("exported", "exported_sorted"),
-    "exports.checkpoint.before": ("exported", "exported_sorted"),
-    "exports.checkpoint.after": ("exported", "exported_sorted"),
+    "exports.checkpoint.before": ("exported", "exported_sorted", "exported_to"),
+    "exports.checkpoint.after": ("exported", "exported_sorted", "exported_to"),
     "exports.part.before": ("exported", "exported_sorted"),
     "exports.part.after": ("exported", "exported_sorted"),
-    "exports.ready.before": ("exported", "exported_sorted"),
-    "exports.ready.after": ("exported", "exported_sorted"),
+    "exports.ready.before": ("exported", "exported_sorted", "exported_to"),
+    "exports.ready.after": ("exported", "exported_sorted", "exported_to"),
     "exports.fail.before": ("export_failed",),
     "exports.fail.after": ("export_failed",),
     "ingest.split.before": ("staged", "list", "rerun"),
@@ -458,6 +464,8 @@ async def check_export(system: System, place: Path, scenario: str, events: list[
         return
     assert (export.state, told) == (ExportState.READY, ["export.ready"])
     assert row.due_at == row.expires_at
+    if scenario == "exported_to":
+        check_copy(place / "copied" / "kept", export_id, export)
     indexes = []
     for part in export.parts:
         data = b"".join([piece async for piece in part_range(system.blobs, part, 0, part.size)])
@@ -472,6 +480,17 @@ async def check_export(system: System, place: Path, scenario: str, events: list[
     assert len(export.parts) > 1
     assert indexes == list(range(TOTAL))
     assert sum(export.counts.values()) == TOTAL
+
+
+def check_copy(place: Path, export_id: str, export: ExportRecord) -> None:
+    """The place has the same files, each whole, the manifest that names them, and nothing else."""
+    manifest = json.loads((place / "_manifest.json").read_text())
+    names = [part["name"] for part in manifest["parts"]]
+    assert names == [f"part-{number:04d}-{export_id}.zip" for number in range(1, len(export.parts) + 1)]
+    assert {path.name for path in place.iterdir()} == {*names, "_export.json", "_manifest.json"}
+    for name, part in zip(names, export.parts, strict=True):
+        data = (place / name).read_bytes()
+        assert (len(data), sha256(data).hexdigest()) == (part.size, part.sha256)
 
 
 async def check_moves(system: System, reruns: list[list[int]]) -> None:

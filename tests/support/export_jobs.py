@@ -31,6 +31,7 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
 )
+from conveyor.settings import export_places
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
 
@@ -151,6 +152,7 @@ def exporter(system: System, name: str = "one") -> Exporter:
         system.coordinator,
         system.clock,
         system.settings.export_piece_bytes,
+        export_places(system.settings),
         name,
     )
 

@@ -46,6 +46,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "max_list_bytes": ("1000", 1000),
     "ingest_range_bytes": ("100", 100),
     "source_buckets": ("acme=s3://bucket *=s3://other", "acme=s3://bucket *=s3://other"),
+    "export_buckets": ("acme=s3://bucket/acme/ *=gs://other", "acme=s3://bucket/acme/ *=gs://other"),
     "ingesters": ("4", 4),
     "upload_seconds": ("60", 60.0),
     "idempotency_seconds": ("30", 30.0),

@@ -90,6 +90,7 @@ PARAMETERS: dict[str, Any] = {
     "EventBusArns": _list("The event buses among the event targets"),
     "SourceBuckets": _text("CONVEYOR_SOURCE_BUCKETS: TENANT=s3://BUCKET/PREFIX, separated by spaces"),
     "SourceObjectArns": _list("The objects of the source buckets: arn:aws:s3:::BUCKET/*"),
+    "ExportBuckets": _text("CONVEYOR_EXPORT_BUCKETS: TENANT=s3://BUCKET/PREFIX/, separated by spaces"),
     "AlarmEmail": _text("Who is told of alarms"),
     "LogDays": {
         **_number("How long to keep logs, in days", 30, 1),

@@ -126,6 +126,7 @@ def variables(role: str) -> dict[str, Any]:
         "CONVEYOR_DRAIN_SECONDS": str(_DRAIN_SECONDS),
         "CONVEYOR_EVENT_TARGETS": ref("EventTargets"),
         "CONVEYOR_SOURCE_BUCKETS": ref("SourceBuckets"),
+        "CONVEYOR_EXPORT_BUCKETS": ref("ExportBuckets"),
         "CONVEYOR_STEP_FUNCTIONS": either("HasMachine", sub("stepfunctions://${AWS::Region}"), ""),
     }
     own: dict[str, dict[str, Any]] = {

@@ -34,14 +34,15 @@ from conveyor.system import System
     summary="Create an export",
     status_code=202,
     operation_class=operations.takes(ExportSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shaped(ExportShape, 202), **problems(400, 404, 409, 413, 415)},
+    responses={**shaped(ExportShape, 202), **problems(400, 403, 404, 409, 413, 415)},
 )
 async def create_export(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
 ) -> Response[bytes]:
     """Exports all results, or those that match `select`, as zip (a file for each body), jsonl, csv or Parquet. The
     server makes the files in the background: `GET /v1/exports/{id}` shows the progress, and the event `export.ready`
-    reports the end."""
+    reports the end. `to`, below a place that the operator lists for the tenant, has the server write the files there,
+    with its own credentials."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/exports"
     spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)

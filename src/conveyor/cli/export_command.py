@@ -38,6 +38,14 @@ def export(
             "or file:///DIR/. By default .jsonl.gz in files of 128 MiB; --format and --part-size choose others.",
         ),
     ] = None,
+    by_server: Annotated[
+        bool,
+        typer.Option(
+            "--by-server",
+            help="With --to: the server writes the files, with its own credentials, below a place that its operator "
+            "lists in CONVEYOR_EXPORT_BUCKETS.",
+        ),
+    ] = False,
     kind: Annotated[
         str | None, typer.Option("--format", metavar="FORMAT", help="zip, jsonl, csv or parquet. [from the file name]")
     ] = None,
@@ -112,6 +120,8 @@ def export(
 
     if (out is None) == (to is None):
         raise BadInput("Pass either -o FILE or --to URL.")
+    if by_server and to is None:
+        raise BadInput("--by-server needs --to URL.")
     path = None if out is None or is_folder(out) else Path(out)
     if path is not None:
         # An export that is named is downloaded again, or to its end.
@@ -132,8 +142,10 @@ def export(
     }
     with connect(Settings.load(url=url, data=data)) as client:
         if path is None:
-            write = export_to_bucket if out is None else export_to_directory
-            write(client, job, out or to or "", options, overwrite, export_id, as_json)
+            if to is not None:
+                export_to_bucket(client, job, to, {**options, "by_server": by_server}, overwrite, export_id, as_json)
+            else:
+                export_to_directory(client, job, out or "", options, overwrite, export_id, as_json)
             return
         handle = _start(client, job, path, options) if export_id is None else client.export(export_id)
         _download(handle, job, path)

@@ -28,7 +28,12 @@ def export_to_bucket(
     from conveyor.cli import formatting as text
     from conveyor.cli.output import print_json
 
-    with _copying(job, to, f"--to {to}", "writing") as progress:
+    rest = (
+        f"Stopped waiting; the server continues to write below {to}."
+        if options["by_server"]
+        else _rest(job, f"--to {to}")
+    )
+    with _copying(to, rest, "writing") as progress:
         done = client.job(job).export_to(to, overwrite, progress, export_id=export_id, **options)
     _warn(done.data, job)
     if as_json:
@@ -54,7 +59,7 @@ def export_to_directory(
     from conveyor.cli import formatting as text
     from conveyor.cli.output import print_json
 
-    with _copying(job, to, f"-o {to}", "downloading") as progress:
+    with _copying(to, _rest(job, f"-o {to}"), "downloading") as progress:
         export = client.job(job).export_files(to, overwrite, progress, export_id=export_id, **options)
     _warn(export.data, job)
     counts = export.data["counts"]
@@ -64,9 +69,13 @@ def export_to_directory(
     print(f"{Path(to)}/ ({text.count(counts['bodies'])} files, {text.size(counts['body_bytes'])})")
 
 
+def _rest(job: str, flag: str) -> str:
+    return f"Stopped; the export continues on the server. `conveyor export {job} {flag}` copies the rest."
+
+
 @contextmanager
-def _copying(job: str, to: str, flag: str, verb: str) -> Iterator["CopyProgress"]:
-    """Show the progress of the export and of the copy."""
+def _copying(to: str, stopped: str, verb: str) -> Iterator["CopyProgress"]:
+    """Show the progress of the export and of the copy. `stopped` is said after a Ctrl-C."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.bar_view import view_bytes, view_export
     from conveyor.cli.guard import complain
@@ -78,7 +87,7 @@ def _copying(job: str, to: str, flag: str, verb: str) -> Iterator["CopyProgress"
                 lambda now: show(view_export(now)), lambda size, total: show(view_bytes(verb, size, total))
             )
     except KeyboardInterrupt:
-        complain(f"Stopped; the export continues on the server. `conveyor export {job} {flag}` copies the rest.")
+        complain(stopped)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

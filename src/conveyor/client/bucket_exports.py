@@ -18,7 +18,15 @@ from typing import Any
 
 from conveyor.client.client_session import ClientSession
 from conveyor.client.downloads import download
-from conveyor.client.export_files import FIRST_POLL, FORMATS, MAX_POLL, CopyProgress, part_source, refused_export
+from conveyor.client.export_files import (
+    FIRST_POLL,
+    FORMATS,
+    MAX_POLL,
+    CopyProgress,
+    part_source,
+    refused_export,
+    wait_for_export,
+)
 from conveyor.client.object_stores import StoredPrefix, open_prefix
 from conveyor.client.transport import Json
 from conveyor.client.upload_file import BytesProgress
@@ -92,6 +100,31 @@ async def export_to_prefix(
     if stale:
         await session.io.run_blocking(prefix.remove, stale)
     return BucketExport(export, [prefix.url + name for name in names], prefix.url + END)
+
+
+async def export_by_server(
+    session: ClientSession,
+    job_id: str,
+    to: str,
+    spec: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    export_id: str | None = None,
+    idempotency_key: str | None = None,
+    progress: CopyProgress,
+) -> BucketExport:
+    """Have the server write the same files, with its own credentials, below a place that its operator lists; or wait
+    for the export that `export_id` names. Raises BadInput, DestinationRefused, ExportFailed."""
+    _check_prefix(to)
+    if overwrite:
+        raise BadInput("A server never writes over what is there: overwrite is for your own credentials.")
+    if export_id is None:
+        export = await session.create_export(job_id, {**bucket_spec(spec), "to": to}, idempotency_key)
+        export_id = str(export["id"])
+    export = await wait_for_export(session, export_id, progress.on_status)
+    if export["job_id"] != job_id or export["to"] is None:
+        raise BadInput(f"The export {export_id} is of another job, or is not one that the server writes elsewhere.")
+    return BucketExport(export, [part["to"] for part in export["parts"]], export["to"] + END)
 
 
 def part_object(export: Json, part: Json) -> str:

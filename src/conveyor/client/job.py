@@ -147,16 +147,19 @@ class JobHandle(JobView):
         progress: bool | exports.CopyProgress = False,
         idempotency_key: str | None = None,
         export_id: str | None = None,
+        by_server: bool = False,
         **options: Unpack[ExportOptions],
     ) -> buckets.BucketExport:
         """Export results into a bucket of your own, s3://BUCKET/PREFIX/, gs:// or az://, or a directory, file:///DIR/,
         with your own credentials; the `urls` of the files are returned. By default they are .jsonl.gz, of at most 128
         MiB (`part_bytes`); `_manifest.json` is written last. After a failure, the same call resumes; `export_id` copies
         an export that exists. Needs the extra `aws`. Raises BadInput if something else is there, unless `overwrite`,
-        and DestinationUnavailable."""
+        and DestinationUnavailable. `by_server`: the server writes the files, with its own credentials, below a place
+        that its operator lists; it raises DestinationRefused elsewhere."""
+        write = buckets.export_by_server if by_server else buckets.export_to_prefix
         with display_copy(progress, self.id) as copying:
             return drive(
-                buckets.export_to_prefix(
+                write(
                     self._session,
                     self.id,
                     to,
@@ -363,11 +366,13 @@ class AsyncJob(JobView):
         progress: bool | exports.CopyProgress = False,
         idempotency_key: str | None = None,
         export_id: str | None = None,
+        by_server: bool = False,
         **options: Unpack[ExportOptions],
     ) -> buckets.BucketExport:
         """As Job.export_to."""
+        write = buckets.export_by_server if by_server else buckets.export_to_prefix
         with display_copy(progress, self.id) as copying:
-            return await buckets.export_to_prefix(
+            return await write(
                 self._session,
                 self.id,
                 to,

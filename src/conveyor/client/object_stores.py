@@ -3,7 +3,7 @@ them (the environment, a profile, a role), for Google Cloud Storage and Azure as
 leave them."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._=+@,:-]+")
 # A larger object goes in parts of this size, a few of them at once.
 _PART_BYTES = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 4
+_MAX_PARTS = 9000
 _LIST_BATCH = 1000
 _FORBIDDEN = 403
 _NOT_FOUND = 404
@@ -78,6 +79,20 @@ class StoredPrefix:
                 if body.interrupted is not None:
                     raise body.interrupted from None
                 raise
+
+    async def write_stream(self, name: str, pieces: AsyncIterator[bytes], size: int) -> None:
+        """Write an object of `size` bytes as they come. If the iterator fails, nothing is written."""
+        # A store takes 10,000 parts.
+        buffer = max(_PART_BYTES, size // _MAX_PARTS)
+        writer = self._library.open_writer_async(self._store, name, buffer_size=buffer, max_concurrency=_PARTS_AT_ONCE)
+        try:
+            async with writer as file:
+                async for piece in pieces:
+                    await file.write(piece)
+        except ConveyorError:
+            raise
+        except (self._library.exceptions.BaseError, OSError) as error:
+            raise self._failed("write", error) from None
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects; one that is missing is no error."""

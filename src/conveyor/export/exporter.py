@@ -1,5 +1,6 @@
 """Exporter: the role that makes the files of recorded exports (`exports`). It leases the export that has waited
-longest, works at it for one time slice (`writer`), and takes the next, so that a large export does not block others.
+longest, works at it for one time slice (`writer`, and `export_copier` for one that is written elsewhere), and takes the
+next, so that a large export does not block others.
 """
 
 import asyncio
@@ -16,12 +17,14 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, Lease, export_lease
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks, is_reachable
-from conveyor.errors import BadInput, ConveyorError
+from conveyor.errors import BadInput, ConveyorError, DestinationRefused
 from conveyor.export.archive_names import NameRegister
+from conveyor.export.export_copier import ExportCopier
 from conveyor.export.exports import ExportRecord, ExportState, export_of
 from conveyor.export.staged_file import Digest
 from conveyor.export.time_slice import ExportPaused, ExportSuperseded, TimeSlice
 from conveyor.export.writer import ExportWriter, export_event
+from conveyor.export_places import ExportPlaces
 from conveyor.faults import crashpoint
 from conveyor.model import EXPORT, Job, TaskError
 from conveyor.telemetry.redact import redact
@@ -61,6 +64,7 @@ class Exporter:
         coordinator: Coordinator,
         clock: Clock,
         piece_bytes: int,
+        places: ExportPlaces,
         name: str,
     ) -> None:
         self.name = name
@@ -72,6 +76,7 @@ class Exporter:
         self._coordinator = coordinator
         self._clock = clock
         self._piece_bytes = piece_bytes
+        self._places = places
         # The export of the last time slice.
         self._last: _LastExport | None = None
         # Those that a newer version wrote rest.
@@ -136,23 +141,34 @@ class Exporter:
             return await self._handle_failure(job, row, export, error, is_permanent=True)
         async with self._renewing(lease) as lost:
             time_slice = TimeSlice(self._clock, _SLICE_SECONDS, lambda: self.stopping or lost.is_set())
+            step: ExportWriter | ExportCopier | None = None
             try:
-                writer = self._writer(job, row, export, time_slice)
-            except BadInput as error:
-                return await self._handle_failure(job, row, export, error, is_permanent=True)
-            try:
-                await writer.run()
+                if export.to is not None and export.copied is None:
+                    step = self._copier(job, row, export, time_slice)
+                    await step.begin()
+                    row, export = step.row, step.export
+                if not export.is_made:
+                    step = self._writer(job, row, export, time_slice)
+                    await step.run()
+                    row, export = step.row, export_of(step.row)
+                if export.to is not None:
+                    step = self._copier(job, row, export, time_slice)
+                    await step.run()
             except ExportPaused:
-                await self._pause(writer)
+                assert step is not None
+                await self._pause(step)
                 return False
             except ExportSuperseded:
                 return False
             except Exception as error:
-                return await self._handle_failure(
-                    job, writer.row, export_of(writer.row), error, isinstance(error, BadInput)
-                )
-        log.info("export ready", job=job.job_id, export=row.id, parts=len(writer.export.parts))
+                row = row if step is None else step.row
+                is_permanent = isinstance(error, BadInput | DestinationRefused)
+                return await self._handle_failure(job, row, export_of(row), error, is_permanent)
+        log.info("export ready", job=job.job_id, export=row.id, parts=len(export.parts))
         return True
+
+    def _copier(self, job: Job, row: Document, export: ExportRecord, time_slice: TimeSlice) -> ExportCopier:
+        return ExportCopier(self._records, self._blobs, self._clock, self._places, job, row, export, time_slice)
 
     def _writer(self, job: Job, row: Document, export: ExportRecord, time_slice: TimeSlice) -> ExportWriter:
         known, self._last = self._last, None
@@ -187,12 +203,12 @@ class Exporter:
         crashpoint("exports.claim.after")
         return None if written is None else (written, claimed)
 
-    async def _pause(self, writer: ExportWriter) -> None:
+    async def _pause(self, step: ExportWriter | ExportCopier) -> None:
         """Release the claim, behind all exports that wait."""
-        export = msgspec.structs.replace(export_of(writer.row), is_claimed=False)
-        row = await self._records.documents.replace_document(_with(writer.row, export, self._clock.now()))
-        if row is not None:
-            self._last = _LastExport(row.id, row.version, writer.digest, writer.names)
+        export = msgspec.structs.replace(export_of(step.row), is_claimed=False)
+        row = await self._records.documents.replace_document(_with(step.row, export, self._clock.now()))
+        if row is not None and isinstance(step, ExportWriter):
+            self._last = _LastExport(row.id, row.version, step.digest, step.names)
 
     async def _handle_failure(
         self, job: Job, row: Document, export: ExportRecord, error: Exception, is_permanent: bool

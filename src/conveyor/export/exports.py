@@ -43,11 +43,15 @@ from conveyor.model import EXPORT, Job, Page, Run, RunId, RunKey, TaskError, Ten
 from conveyor.read.results import iso_time
 from conveyor.read.runs import chosen_runs
 from conveyor.read.walk import Position
+from conveyor.settings import export_places
 from conveyor.states import ENDED
 from conveyor.system import System
 
 ACCEPTED = 202
 MAX_PARTS = 1000
+# What the client writes, too (client/bucket_exports.py).
+BEGIN = "_export.json"
+MANIFEST = "_manifest.json"
 # Lifetime of a signed download link; less if the export expires sooner.
 LINK_SECONDS = 86_400.0
 
@@ -140,6 +144,10 @@ class ExportRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     scan: ColumnsInProgress = ColumnsInProgress()
     # Whether its tables have the column `unchanged`.
     has_unchanged: bool = msgspec.field(default=False, name="unchanged")
+    # The place that it is written to; whether all files are made, and how many are there; None: not even begun.
+    to: str | None = None
+    is_made: bool = msgspec.field(default=False, name="made")
+    copied: int | None = None
 
     @property
     def where(self) -> TaskFilter:
@@ -241,6 +249,7 @@ class Exports:
 
     async def _validate(self, job: Job, spec: ExportSpec) -> ExportRecord:
         select = checked_select(spec.select)
+        to = None if spec.to is None else export_places(self._system.settings).checked(job.tenant, spec.to)
         runs = await self._runs(job, select)
         if not spec.partial and any(run.state not in ENDED for run in runs):
             raise Conflict(
@@ -259,6 +268,7 @@ class Exports:
             names=checked_template(spec),
             has_labels=True,
             has_unchanged=not select.changed and any(_compares(run) for run in runs),
+            to=to,
         )
 
     async def _runs(self, job: Job, select: ExportSelect) -> list[Run]:
@@ -289,6 +299,7 @@ async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: fl
         "select": msgspec.structs.asdict(export.select),
         "part_bytes": export.part_bytes,
         "names": export.names,
+        "to": export.to,
         "run_ids": export.runs,
         "created_at": iso_text(export.created_at),
         "started_at": iso_time(export.started_at),
@@ -308,6 +319,7 @@ async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: fl
                 "sha256": part.sha256,
                 "tasks": part.tasks,
                 "url": await _link(blobs, row, export, number, min(LINK_SECONDS, expires_at - now)),
+                "to": _copy_url(row, export, number),
             }
             for number, part in enumerate(export.parts, start=1)
         ],
@@ -342,6 +354,16 @@ def part_name(row: Document, export: ExportRecord, number: int) -> str:
     """The file name for a download. It contains the number of the part if there are several."""
     alone = export.state is ExportState.READY and len(export.parts) == 1
     return f"{row.job_id}{'' if alone else f'-{number:04d}'}{ending_of(export.format, export.compression)}"
+
+
+def copy_name(row: Document, export: ExportRecord, number: int) -> str:
+    """The name of a part below the place that the export is written to."""
+    return f"part-{number:04d}-{row.id}{ending_of(export.format, export.compression)}"
+
+
+def _copy_url(row: Document, export: ExportRecord, number: int) -> str | None:
+    is_there = export.to is not None and number <= (export.copied or 0)
+    return f"{export.to}{copy_name(row, export, number)}" if is_there else None
 
 
 async def part_range(blobs: Blobs, part: PartFile, start: int, end: int) -> AsyncIterator[bytes]:

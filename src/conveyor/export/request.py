@@ -20,6 +20,9 @@ _SMALLEST_PART = 64 * 1024
 _LARGEST_PART = 1 << 40
 _PARQUET_PART = 128 * 1024 * 1024
 _LARGEST_PARQUET_PART = 1024 * 1024 * 1024
+# Of an export that is written elsewhere: a crash repeats one part.
+_COPIED_PART = 128 * 1024 * 1024
+_LARGEST_COPIED_PART = 1024 * 1024 * 1024
 _LONGEST_TEXT = 200
 
 
@@ -112,7 +115,8 @@ class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The request. `part_bytes` splits the export into files of at most that many bytes; `partial` exports the current
-    results of an unfinished job. `names` is a template for the names of bodies in a zip."""
+    results of an unfinished job. `names` is a template for the names of bodies in a zip. `to` is where the server
+    writes the files, below a place that its operator lists."""
 
     format: ExportFormat = ExportFormat.ZIP
     compression: ExportCompression | None = None
@@ -121,6 +125,7 @@ class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part_bytes: int | None = None
     partial: bool = False
     names: str | None = None
+    to: str | None = None
 
 
 def ending_of(kind: ExportFormat, compression: ExportCompression) -> str:
@@ -183,7 +188,10 @@ def _changed(select: ExportSelect) -> ExportSelect:
 
 def checked_part_bytes(spec: ExportSpec) -> int | None:
     """The maximum size of a file in bytes; None for one file of any size. Raises InvalidField."""
-    maximum, default = _LARGEST_PART, None
+    maximum: int = _LARGEST_PART
+    default: int | None = None
+    if spec.to is not None:
+        maximum, default = _LARGEST_COPIED_PART, _COPIED_PART
     if spec.format is ExportFormat.PARQUET:
         load_parquet()
         maximum, default = _LARGEST_PARQUET_PART, _PARQUET_PART

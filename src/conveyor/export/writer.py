@@ -49,7 +49,7 @@ _CHECKPOINT_SECONDS = 2.0
 
 
 class ExportWriter:
-    """Writes one export in one attempt; `run` returns when the export is ready. `row` is the last one written."""
+    """Writes one export in one attempt; `run` returns when all its files are made. `row` is the last one written."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ExportWriter:
                 await self._end_part()
             if isinstance(self._part, ZipPart) and self._part.large is not None:
                 await self._feed_large(self._part, self._part.large.ref)
-            if self.export.state is not ExportState.READY:
+            if not self.export.is_made and self.export.state is not ExportState.READY:
                 await self._write_tasks()
         finally:
             if self._begun is not None:
@@ -318,6 +318,11 @@ class ExportWriter:
             pass
 
     async def _finish(self) -> None:
+        if self.export.to is not None:
+            # Ready once it is copied.
+            self.export = msgspec.structs.replace(self._current_record(), is_made=True)
+            await self._write_row()
+            return
         now = self._clock.now()
         self.export = msgspec.structs.replace(
             self._current_record(), state=ExportState.READY, ended_at=now, is_claimed=False

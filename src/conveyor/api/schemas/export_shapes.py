@@ -34,6 +34,8 @@ class ExportPartShape(Shape, frozen=True):
     sha256: str
     tasks: int
     url: str
+    # Where the server wrote it.
+    to: str | None
 
 
 class ExportSelectShape(Shape, frozen=True):
@@ -62,6 +64,8 @@ class ExportShape(Shape, frozen=True):
     select: ExportSelectShape
     part_bytes: int | None
     names: str | None
+    # The place that the server writes it to.
+    to: str | None
     run_ids: list[RunId]
     created_at: str
     started_at: str | None
