@@ -15,7 +15,7 @@ Each worker finds its own part: as flows of TCP do, workers that share a host co
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Protocol
@@ -279,7 +279,7 @@ class HostPace:
         lanes = len(self._lanes) + (user not in self._lanes)
         if lanes > limit:
             # They take turns.
-            return int(user in islice(self.waiting, max(0, limit - self._exact)))
+            return int(user in self._next(self.waiting, max(0, limit - self._exact)))
         if user.keeps_part:
             part = self.part(user)
             return LARGEST if part == LARGEST else max(0, 2 * part + _AHEAD - self.users.get(user, 0))
@@ -351,7 +351,7 @@ class HostPace:
             share = ceil(limit / lanes)
             others = [user for user in waiting if not user.keeps_part]
             waiting = [user for user in others if share >= user.bound or self.users.get(user, 0) < share]
-        for user in waiting[: max(0, limit - self._exact)]:
+        for user in self._next(waiting, max(0, limit - self._exact)):
             user.on_room(self)
 
     def note_width(self, user: PaceUser) -> None:
@@ -632,6 +632,11 @@ class HostPace:
         self._retry_after = self._lag = 0.0
         self._running = 0
         self._note_running()
+
+    @staticmethod
+    def _next(waiting: Iterable[PaceUser], count: int) -> list[PaceUser]:
+        """Return the lanes whose turn it is. One without slots cannot take a turn."""
+        return list(islice((user for user in waiting if user.slots > 0), count))
 
     @property
     def _exact(self) -> int:

@@ -89,6 +89,7 @@ class PacedRefs(Generic[T]):
         self._only: HostPace | None = None
         self._is_mixed = False
         self._reach: int | None = None
+        self._has_slots = False
         # Hosts that may have room.
         self._ready: dict[HostPace, None] = {}
         self._prefixes: dict[str, HostPace] = {}
@@ -147,6 +148,17 @@ class PacedRefs(Generic[T]):
         self._reach = reach
         for pace in self._used | self._held.keys():
             pace.note_width(self)
+        if (has_slots := self._slots() > 0) is self._has_slots:
+            return
+        self._has_slots = has_slots
+        now = self._clock.monotonic()
+        for pace in self._held:
+            if not has_slots:
+                # Its turn is another lane's.
+                self._ready.pop(pace, None)
+                pace.wake(now)
+            elif pace.room(self, now) > 0:
+                self._ready[pace] = None
 
     @property
     def has_ready(self) -> bool:
