@@ -245,7 +245,7 @@ def _on_loop(loop: VirtualLoop, seed: int, stop: float | None, *, is_first: bool
             blobs: Any = system.blobs
             blobs.close()
 
-    def embedded(system: System) -> Embedded:
+    def embedded(system: System, **_: Any) -> Embedded:
         work = Work(clock, seed, seconds_of(is_first=is_first))
         origin = origin_of(clock, is_first=is_first)
         return Embedded(system, executors_of(system, clock, work, origin, fetches=is_first))
