@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -82,7 +82,9 @@ def _run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Fi
     failed = False
     for name in names:
         try:
-            figures += _run(name, options)
+            for figure in _run(name, options):
+                figures.append(figure)
+                print(figure.as_json(), file=sys.stderr, flush=True)
         except MeasurementFailed as error:
             print(f"{name} could not be measured: {error}", file=sys.stderr)
             failed = True
@@ -114,12 +116,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(name: str, options: argparse.Namespace) -> list[Figure]:
+def _run(name: str, options: argparse.Namespace) -> Iterator[Figure]:
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=SCRATCH))
     print(f"{name} …", file=sys.stderr, flush=True)
     try:
         setup = Setup(scratch, options.size, options.repeat, options.profile, options.quiet)
-        return list(BENCHES[name].run(setup))
+        yield from BENCHES[name].run(setup)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

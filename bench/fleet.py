@@ -15,7 +15,7 @@ figure says what was simulated.
 
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,14 @@ IDLE_DOLLARS = 20.0
 _DAY = 86_400
 
 
-def run(setup: Setup) -> list[Figure]:
+def run(setup: Setup) -> Iterator[Figure]:
     source = _source_before(setup.scratch)
     sizes = [size for size in SIZES if size[0] * size[1] <= SIZES[-1][0] * SIZES[-1][1] * setup.size] or [SIZES[0]]
-    figures: list[Figure] = []
     for workers, runs in sizes:
-        figures += _idle(setup, source, workers, runs)
+        yield from _idle(setup, source, workers, runs)
     first: dict[str, float] = {}
     for workers, runs in sizes:
-        figures += _busy(setup, source, workers, runs, first)
-    return figures
+        yield from _busy(setup, source, workers, runs, first)
 
 
 def _idle(setup: Setup, source: Path, workers: int, runs: int) -> list[Figure]:
@@ -83,7 +81,7 @@ def _idle(setup: Setup, source: Path, workers: int, runs: int) -> list[Figure]:
     return figures
 
 
-def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, float]) -> list[Figure]:
+def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, float]) -> Iterator[Figure]:
     name = f"busy, {workers:,} x {runs:,}"
     lasting = BUSY_SMALLEST if (workers, runs) == SIZES[0] else BUSY
     if (workers, runs) == SIZES[-1]:
@@ -94,18 +92,15 @@ def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, 
     first.setdefault("calls", calls)
     more = {key: ours[key] for key in ("units", "calls", "tasks", "first_start", "recovery")}
     smallest = f"{SIZES[0][0]} x {SIZES[0][1]}"
-    figures = [
-        Figure("fleet", f"{name}: calls", "calls/task", [calls], smallest, [first["calls"]], ("at most", 1.5), more),
-        Figure("fleet", f"{name}: first start, p99", "ms", [ours["first_start"]["p99"] * 1e3], "1 s", [1e3]),
-        Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0]),
-    ]
+    goal: tuple[str, float] = ("at most", 1.5)
+    yield Figure("fleet", f"{name}: calls", "calls/task", [calls], smallest, [first["calls"]], goal, more)
+    yield Figure("fleet", f"{name}: first start, p99", "ms", [ours["first_start"]["p99"] * 1e3], "1 s", [1e3])
+    yield Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0])
     before = _busy_before(setup, source, workers, runs)
     more = {key: before[key] for key in ("units", "calls", "tasks", "first_start", "recovery", "simulated")}
-    figures.append(
-        Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
-    )
+    yield Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
     dollars_before = _dollars_a_million(before)
-    figures.append(Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [dollars_before], None))
+    yield Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [dollars_before], None)
     part = min(1.0, SHARE_RUNS / runs)
     some, few = int(workers * part), int(runs * part)
     for kind, (shortest, longest) in TASK_SECONDS.items():
@@ -113,11 +108,10 @@ def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, 
         shares = _ours(setup, "crowded", workers=some, runs=few, shortest=shortest, longest=longest, **lasting)
         more = {key: shares[key] for key in ("tenants", "least", "big", "tasks")} | {"simulated": [some, few]}
         what, goal = f"{name}: fairness, {kind} tasks", ("at least", 0.9)
-        figures.append(Figure("fleet", what, "Jain", [shares["fairness"]], "equal", [1.0], goal, more))
+        yield Figure("fleet", what, "Jain", [shares["fairness"]], "equal", [1.0], goal, more)
         each = shares["tasks"] / shares["tenants"]
         what = f"{name}: tasks of the tenant at every worker, {kind} tasks"
-        figures.append(Figure("fleet", what, "tasks", [shares["big"]], "each tenant", [each]))
-    return figures
+        yield Figure("fleet", what, "tasks", [shares["big"]], "each tenant", [each])
 
 
 def _busy_before(setup: Setup, source: Path, workers: int, runs: int) -> dict[str, Any]:
