@@ -376,11 +376,11 @@ async def move_tasks(fleet: RunningFleet, site: Site) -> None:
     await migrate(both, SystemClock())
     async with open_system(both, SystemClock()) as system:
         mover = TaskMover(system, system.task_stores[target])
-        # Jobs are moved once they are swept.
-        await until(mover.move, lambda totals: totals.tasks > 2)
+        # Jobs that are not swept yet are left where they are.
+        await until(mover.move, lambda totals: totals.jobs > 0)
         await mover.clean()
     assert mover.totals.blocked == {}
-    assert mover.totals.deleted > 2, mover.totals
+    assert mover.totals.jobs > 0, mover.totals
 
 
 Flow = Callable[[RunningFleet, Site], Awaitable[None]]
