@@ -81,7 +81,7 @@ async def check(api: Api, job_id: str, count: int, is_exact: bool) -> None:
         ("http_503", "odd.example", 0),
     }
     hosts = await ask(api, f"/v1/jobs/{job_id}/hosts", RunHosts)
-    assert (hosts.is_exact, hosts.other) == (is_exact, None)
+    assert (hosts.is_exact, hosts.other, hosts.missing) == (is_exact, None, 0)
     found = {host.host: host for host in hosts.items}
     assert (found["gone.example"].failed, found["gone.example"].succeeded) == (gone, 0)
     assert found["gone.example"].p50 == pytest.approx(0.25, rel=0.1)
@@ -145,6 +145,8 @@ async def test_tasks_without_a_known_host_are_counted(server: Api) -> None:
     (group,) = errors.items
     assert (group.code, group.host, group.is_other, group.failed) == ("http_404", None, True, LARGE // 10)
     assert errors.failed == LARGE // 10
+    hosts = await ask(server, f"/v1/jobs/{job_id}/hosts", RunHosts)
+    assert (hosts.items, hosts.missing) == ([], LARGE), "nothing has finished, it would seem otherwise"
 
 
 async def test_a_host_shows_its_breaker(server: Api) -> None:

@@ -47,6 +47,7 @@ def errors(
 
 def hosts(job: JobArgument, run: OneRun = None, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
     """Show the hosts of a job: throughput, latency, errors, breaker and pace."""
+    from conveyor.cli import formatting as text
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
@@ -57,9 +58,12 @@ def hosts(job: JobArgument, run: OneRun = None, as_json: AsJson = False, url: Se
     rows = [_host_row(host) for host in found["items"]]
     if found["other"]:
         rows.append(_host_row({**found["other"], "host": _OTHER}))
-    print_lines(_HOSTS, rows, "No attempt has ended yet.")
-    if rows and not found["is_exact"]:
-        print("Counts may lag a few seconds, or miss a few attempts of a worker that died.")
+    print_lines(_HOSTS, rows, "No figures by host yet." if found["missing"] else "No attempt has finished yet.")
+    if found["missing"]:
+        print(
+            f"{text.count(found['missing'])} finished tasks are not counted here. Workers add theirs every few "
+            "seconds; one that is killed loses those of its last seconds."
+        )
 
 
 def _group_lines(group: dict[str, Any]) -> list[list[object]]:

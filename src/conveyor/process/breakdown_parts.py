@@ -22,7 +22,9 @@ from conveyor.process.recorded_outcomes import RecordedOutcome, RecordedPages
 log = structlog.get_logger()
 
 # How long outcomes wait for their document: longer if they are few and the worker serves many runs, so that documents
-# cost what attempts cost, not what workers and runs do. How often to look, and how many documents one look writes.
+# cost what attempts cost, not what workers and runs do; and less if they are the first of their run, because somebody
+# may be looking. How often to look, and how many documents one look writes.
+_FIRST_SECONDS = 1.0
 _WRITE_SECONDS = 5.0
 _MAX_WRITE_SECONDS = 60.0
 _MANY_ATTEMPTS = 100
@@ -111,9 +113,7 @@ class BreakdownParts:
         now = self._clock.monotonic()
         patience = min(_MAX_WRITE_SECONDS, _WRITE_SECONDS * max(1.0, len(self._runs) / _FEW_RUNS))
         due = [
-            part
-            for part in self._runs.values()
-            if part.is_finished or now - part.since >= (_WRITE_SECONDS if part.attempts >= _MANY_ATTEMPTS else patience)
+            part for part in self._runs.values() if part.is_finished or now - part.since >= _patience(part, patience)
         ]
         due.sort(key=lambda part: part.since)
         for written in await asyncio.gather(*map(self._write, due[:_WRITES]), return_exceptions=True):
@@ -157,6 +157,12 @@ class BreakdownParts:
             chosen = [place for place, ref in enumerate(refs) if ref.index in moved]
             refs, seconds = [refs[place] for place in chosen], [seconds[place] for place in chosen]
         fresh.add_successes(task_hosts([ref.input for ref in refs]), seconds, now)
+
+
+def _patience(part: RunPart, of_few: float) -> float:
+    if part.attempts < _MANY_ATTEMPTS:
+        return of_few
+    return _WRITE_SECONDS if part.is_stored else _FIRST_SECONDS
 
 
 def _failed(record: RecordedOutcome, host: str) -> FailedAttempt:

@@ -95,7 +95,7 @@ async def errors_json(system: System, job: Job, run: Run) -> dict[str, Any]:
 
 
 async def run_hosts_json(system: System, job: Job, run: Run) -> dict[str, Any]:
-    """The hosts of a run, those with the most attempts first."""
+    """The hosts of a run, those with the most attempts first, and how many finished tasks no host has."""
     found, breakers, paces = await asyncio.gather(
         read_breakdown(system.records, system.tasks, system.coordinator, job, run),
         _breakers(system.coordinator, system.clock, job.tenant),
@@ -119,7 +119,15 @@ async def run_hosts_json(system: System, job: Job, run: Run) -> dict[str, Any]:
         "at": _time(breakdown.at),
         "items": items,
         "other": _tally_json(breakdown.other, run, now) if breakdown.other.attempts else None,
+        "missing": 0 if found.is_exact else await _missing(system.tasks, job.key_of(run), breakdown),
     }
+
+
+async def _missing(tasks: Tasks, key: RunKey, breakdown: Breakdown) -> int:
+    """How many finished tasks a breakdown that was read before does not have."""
+    counts = await tasks.counts(key)
+    known = total_tally(breakdown)
+    return max(0, counts.succeeded + counts.failed - known.succeeded - known.failed)
 
 
 def series_json(breakdown: Breakdown) -> dict[str, Any]:

@@ -48,3 +48,19 @@ async def test_a_run_alone_is_written_at_once(system: System, clock: JumpingCloc
     clock.advance(6.0)
     await parts.write_due()
     assert await written(system, [job]) == 1
+
+
+async def test_the_first_figures_of_a_large_run_come_soon(system: System, clock: JumpingClock) -> None:
+    """Somebody may be looking, and a kill takes along what is not written."""
+    parts = BreakdownParts(system.records.documents, clock, "worker", LoadTally(system.coordinator, "worker"))
+    job = make_job(clock, total=1000)
+    parts.add(job, outcomes(job, 200), [], range(200), clock.now())
+    clock.advance(1.5)
+    await parts.write_due()
+    first = await system.records.documents.document(BREAKDOWN, job.tenant, job.run.run_id)
+    parts.add(job, outcomes(job, 200), [], range(200), clock.now())
+    clock.advance(1.5)
+    await parts.write_due()
+    second = await system.records.documents.document(BREAKDOWN, job.tenant, job.run.run_id)
+    assert first is not None
+    assert first == second, "the next ones cost what they did"

@@ -99,3 +99,5 @@ class RunHosts(Shape, frozen=True):
     at: str | None
     items: list[RunHost]
     other: HostAttempts | None
+    # Finished tasks that are not counted here: their worker has not added them yet, or was killed before it could.
+    missing: int

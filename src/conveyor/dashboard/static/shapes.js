@@ -35,7 +35,7 @@
  * @property {{limit: number, in_flight: number, paused_until: string | null} | null} pace
  *
  * @typedef {HostAttempts & HostFacts} RunHost
- * @typedef {{run_id: string, is_exact: boolean, at: string | null, items: RunHost[], other: HostAttempts | null}} RunHosts
+ * @typedef {{run_id: string, is_exact: boolean, at: string | null, items: RunHost[], other: HostAttempts | null, missing: number}} RunHosts
  *
  * @typedef {Object} Lineage
  * @property {string} parent

@@ -89,9 +89,9 @@ export function hostsCard(jobId, signal, changed) {
         ...(found.other ? [{ ...found.other, host: null, isOther: /** @type {const} */ (true) }] : []),
       ];
       node.hidden = all.length === 0;
-      renew(none, all.length ? null : empty("No attempt has ended yet"));
+      renew(none, all.length ? null : empty(found.missing ? "No figures by host yet" : "No attempt has finished yet"));
       rows(all);
-      renew(note, all.length ? precision(found) : null);
+      renew(note, all.length || found.missing ? precision(found) : null);
     },
   };
 }
@@ -134,11 +134,14 @@ function throughput(row) {
 }
 
 /** What is exact, and what is not. @param {RunHosts} found */
-function precision({ is_exact: isExact, at, other }) {
+function precision({ is_exact: isExact, at, other, missing }) {
   return [
-    isExact
+    missing
+      ? `${count(missing)} finished tasks are not counted here: workers add theirs every few seconds, ` +
+        "and one that is killed loses those of its last seconds."
+      : isExact
       ? "Counts are exact."
-      : "Workers collect this every few seconds; what a worker that died had not written is missing.",
+      : "Workers add their attempts every few seconds.",
     other === null ? null : " Hosts with few attempts and errors are shown together.",
     " Latency is that of attempts, within a tenth.",
     ...(isExact || at === null ? [] : [" Last collected ", moment(at), "."]),
