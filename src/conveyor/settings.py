@@ -17,7 +17,7 @@ import msgspec
 
 from conveyor.config_files import ConfigFile, config_files, place_of
 from conveyor.errors import InvalidSetting
-from conveyor.export_places import ExportPlaces, Location, location_of
+from conveyor.export_places import ExportPlaces, Location
 
 PREFIX = "CONVEYOR_"
 # Where the command line looks for a server if nothing says otherwise.
@@ -433,6 +433,7 @@ _MINIMUM = {
     "trace_ratio": 0,
 }
 _PUBLIC_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_BUCKET_URL = re.compile(r"(?P<scheme>s3|gs|az)://(?P<bucket>[^/?#]+)(?P<path>[^?#]*)")
 _LOG_FORMATS = ("auto", "console", "json")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -504,8 +505,10 @@ def _own_locations(settings: Settings) -> list[Location]:
     # Without a look at the disk.
     paths = [os.path.abspath(path) for path in directories if path is not None]  # noqa: PTH100  (resolve() follows links)
     own = [Location("file", "", Path(path).parts[1:]) for path in paths]
-    bucket = location_of((settings.blobs or "").partition("?")[0])
-    return own if bucket is None else [*own, bucket]
+    # As its engine reads it, which takes more prefixes than a place may have.
+    if (blobs := _BUCKET_URL.match(settings.blobs or "")) is not None:
+        own.append(Location(blobs["scheme"], blobs["bucket"], tuple(filter(None, blobs["path"].split("/")))))
+    return own
 
 
 def public_link(public_url: str | None, link: str) -> str:

@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "engines.s3_source_buckets": "a tenant names an object in a bucket that the operator lists, with its endpoint",
     "engines.sqs": _OPERATOR,
     "engines.step_functions_client": _OPERATOR,
+    "export.export_copier": "a tenant names a place below one that the operator lists, with its endpoint",
     "lists.list_files": _HANDS_ON,
     "lists.list_bytes": _HANDS_ON,
     "lists.url_lists": ("list of a job", "list of a schedule"),

@@ -33,7 +33,7 @@ _LIBRARIES = (
     ),
 )
 # Names of Conveyor that connect, or lead there.
-_OWN = frozenset({"Clients", "Outbound", "TargetGuard", "UrlLists", "route_of"})
+_OWN = frozenset({"Clients", "Outbound", "TargetGuard", "UrlLists", "open_object", "open_prefix", "route_of"})
 _CALLS = frozenset({"open_connection", "create_connection", "sock_connect", "open_unix_connection"})
 
 

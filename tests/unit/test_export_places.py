@@ -153,6 +153,11 @@ def test_what_is_no_place_is_named(setting: str) -> None:
         ("file:///mnt/all/x/", {"blobs": "file:///mnt/all"}),
         ("s3://data/conveyor/results/", {"blobs": "s3://data/conveyor?region=eu-central-1"}),
         ("s3://data/", {"blobs": "s3://data/conveyor"}),
+        # What a place may not have, and blobs may.
+        ("s3://data/", {"blobs": "s3://data//conveyor/"}),
+        ("s3://data/conveyor/", {"blobs": "s3://data//conveyor//"}),
+        ("s3://data/", {"blobs": "s3://data/con~veyor"}),
+        ("az://data/a/", {"blobs": "az://data/a#b?account=x"}),
     ],
 )
 def test_never_over_the_data_of_the_server(place: str, more: dict[str, Any]) -> None:
