@@ -171,7 +171,7 @@ async def test_nothing_of_others_is_touched(system: System, tmp_path: Path) -> N
     await done(system, first)
     error = (await found(system, first)).error
     assert error is not None
-    assert "is not empty (it has mine.txt)" in error.message
+    assert error.message == f"file://{place}/ is not empty. Choose another prefix."
     assert [path.name for path in place.iterdir()] == ["mine.txt"]
 
     second = await asked(system, job, to=f"file://{place}/a/")
@@ -188,6 +188,20 @@ async def test_nothing_of_others_is_touched(system: System, tmp_path: Path) -> N
     assert error is not None
     assert "has files of another export" in error.message
     assert not (place / "a" / "_manifest.json").exists()
+
+
+async def test_a_claim_is_small(system: System, place: str) -> None:
+    """The tenant may write there, too, and a file of any size would be in memory."""
+    job = await stored_job(system, 10)
+    prefix = await asyncio.to_thread(open_prefix, place)
+    ends = {}
+    for name, padding in {"small": 100, "large": 5000}.items():
+        export_id = await asked(system, job, to=f"{place}{name}/")
+        claim = json.dumps({"export_id": export_id}) + " " * padding
+        await asyncio.to_thread(prefix.write, f"{name}/_export.json", claim.encode())
+        await done(system, export_id)
+        ends[name] = (await found(system, export_id)).state
+    assert ends == {"small": ExportState.READY, "large": ExportState.FAILED}
 
 
 async def test_neither_delete_nor_expiry_removes_it(

@@ -56,12 +56,18 @@ class StoredPrefix:
         except FileNotFoundError:
             return None
 
-    def read(self, name: str) -> bytes | None:
-        """A small object; None if there is none."""
+    def read(self, name: str, limit: int | None = None) -> bytes | None:
+        """A small object; None if there is none, or it is larger than `limit`."""
+
+        def found() -> bytes | None:
+            answer = self._library.get(self._store, name)
+            return bytes(answer.bytes()) if limit is None or answer.meta["size"] <= limit else None
+
         try:
-            return bytes(self._call("read", lambda: self._library.get(self._store, name).bytes()))
+            data: bytes | None = self._call("read", found)
         except FileNotFoundError:
             return None
+        return data
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object."""

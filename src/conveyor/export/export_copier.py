@@ -39,6 +39,8 @@ log = structlog.get_logger()
 
 # Enough names to tell that a prefix is not empty.
 _MAX_NAMES = 10
+# Bytes of `_export.json`. The tenant may have put a file of any size there.
+_MAX_BEGIN = 4096
 
 
 class ExportCopier:
@@ -69,7 +71,8 @@ class ExportCopier:
         prefix = await self._open()
         names = await self._run(prefix.names, _MAX_NAMES)
         if names and not (names == [BEGIN] and await self._is_ours(prefix)):
-            raise BadInput(f"{self.export.to} is not empty (it has {names[0]}). Choose another prefix.")
+            # Without a name: it may be another tenant's, in a place of all.
+            raise BadInput(f"{self.export.to} is not empty. Choose another prefix.")
         begun = {"job_id": self.row.job_id, "export_id": self.row.id, "format": self.export.format}
         crashpoint("exports.begin.before")
         await self._run(prefix.write, BEGIN, _text(begun))
@@ -108,7 +111,7 @@ class ExportCopier:
         return await self._run(open_prefix, to)
 
     async def _is_ours(self, prefix: Any) -> bool:
-        data = await self._run(prefix.read, BEGIN)
+        data = await self._run(prefix.read, BEGIN, _MAX_BEGIN)
         try:
             begun = msgspec.json.decode(data or b"null")
         except msgspec.DecodeError:
