@@ -16,10 +16,11 @@ from conveyor.accept.cron import check_cron
 from conveyor.accept.option_limits import check_limits
 from conveyor.accept.schedules import ScheduleSpec, template_of
 from conveyor.accept.spec import JobSpec, decode_body, decode_spec
-from conveyor.accept.task_seeds import seeds_of
+from conveyor.accept.task_seeds import check_tasks
 from conveyor.cli.command_list import app
 from conveyor.errors import ConveyorError
 from conveyor.export.lines import ManifestLine
+from conveyor.model import OnInvalid
 from conveyor.settings import PREFIX, Settings
 from conveyor.telemetry.metrics import CATALOGUE
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, all_blocks, blocks, commands, prose
@@ -112,7 +113,7 @@ def check_job(raw: bytes) -> None:
     spec = decode_spec(raw)
     check_limits(spec)
     if spec.tasks:
-        seeds_of(spec.kind, spec.tasks, len(spec.tasks))
+        check_tasks(spec.kind, spec.tasks, len(spec.tasks), OnInvalid.REJECT)
 
 
 def check_json(code: str) -> None:

@@ -85,7 +85,8 @@ POISON = 3
 LIST = b"".join(b"%d\n" % index for index in range(TOTAL))
 SCENARIOS = (
     "inline",  # small and closed, accepted in one write
-    "steps",  # the same where records, tasks and queue are not one database
+    "skipping",  # the same with an invalid task
+    "steps",  # as inline, where records, tasks and queue are not one database
     "staged",  # an inline list over the limit: staged, then ingested
     "staged_steps",
     "list",  # a file of this machine
@@ -220,7 +221,8 @@ class Client:
             source = SourceSpec(await self._uploaded(), format=ListFormat.JSONL)
             spec = msgspec.structs.replace(spec, source=source)
         else:
-            spec = msgspec.structs.replace(spec, tasks=_tasks(0, TOTAL))
+            skipped = [msgspec.Raw(b"1e999")] if self.scenario == "skipping" else []
+            spec = msgspec.structs.replace(spec, tasks=[*_tasks(0, TOTAL), *skipped])
         answer = await self.ask("job", lambda request: self.submit.submit(TENANT, spec, request))
         return JobId(answer.subject)
 

@@ -99,7 +99,8 @@ BAD_BODIES: list[tuple[str, bytes, int, str]] = [
     ("no tasks", b"{}", 400, "no_tasks"),
     ("empty tasks", spec(tasks=[]), 400, "no_tasks"),
     ("too many tasks", lines(51), 413, "too_many_tasks"),
-    ("bad URLs", spec(tasks=[URL, "nonsense", "ftp://x/"]), 400, "invalid_tasks"),
+    ("bad URLs", spec(tasks=["nonsense", "ftp://x/"]), 400, "invalid_tasks"),
+    ("a bad URL where none may be", spec(tasks=[URL, "nonsense"], on_invalid="reject"), 400, "invalid_tasks"),
     ("too large", spec(name="x" * 100_000), 413, "body_too_large"),
 ]
 
@@ -116,7 +117,7 @@ async def test_bad_bodies(server: Api) -> None:
 
 
 async def test_bad_urls_are_named_by_index(server: Api) -> None:
-    problem = (await server.submit(spec(tasks=[URL, "nonsense", URL, "http://"]))).json
+    problem = (await server.submit(spec(tasks=[URL, "nonsense", URL, "http://"], on_invalid="reject"))).json
     assert [(each["index"], each["code"]) for each in problem["errors"]] == [(1, "bad_url"), (3, "bad_url")]
     assert problem["total"] == 2
     assert "index 1" in problem["detail"]

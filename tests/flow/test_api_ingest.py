@@ -104,7 +104,7 @@ class TestWhatIsIngested:
             assert [(await ended(server, job))["state"] for job in jobs] == ["completed"] * 3
 
     async def test_tasks_of_a_long_request_are_checked_in_it(self, server: Api) -> None:
-        answer = await server.submit({"tasks": [*urls(1500), "nonsense"]})
+        answer = await server.submit({"tasks": [*urls(1500), "nonsense"], "on_invalid": "reject"})
         assert (answer.status, answer.json["code"]) == (400, "invalid_tasks")
         assert answer.json["errors"][0]["index"] == 1500
         assert (await server.get("/v1/jobs")).json["items"] == []

@@ -542,6 +542,9 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
     assert "ftp://example.com" in up("invalid", job_id).stdout
     assert len(up.json("invalid", job_id, "--limit", "1")) == 1
     assert "2 invalid lines" in up("show", job_id).stdout
+    # Nothing but the id is on standard output.
+    sent = up("submit", "mixed.txt")
+    assert f"2 invalid lines skipped; `conveyor invalid {sent.stdout.strip()}` lists them." in sent.stderr
 
     done = up("submit", "mixed.txt", "--wait", "--on-invalid", "reject")
     assert done.returncode == 2, done.stderr

@@ -245,6 +245,7 @@ class TestMaking:
             ({"job": {"tasks": [URL], "mode": "open"}}, "invalid_field", "job.mode"),
             ({"job": {"tasks": []}}, "no_tasks", None),
             ({"job": {"tasks": ["nonsense"]}}, "invalid_tasks", None),
+            ({"job": {"tasks": [URL, "nonsense"], "on_invalid": "reject"}}, "invalid_tasks", None),
             ({"job": {"tasks": [URL], "source": {"url": "https://a.example/"}}}, "invalid_field", "job.source"),
             ({"job": {"source": {}}}, "invalid_field", "job.source"),
             ({"job": {"source": {"url": "https://a.example/", "upload_id": "x"}}}, "invalid_field", "job.source"),
@@ -285,6 +286,20 @@ class TestMaking:
 
 
 class TestFiring:
+    async def test_invalid_tasks_are_counted_at_once_and_skipped_by_each_fire(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        schedule = await made(server, job={"tasks": [URL, "nonsense", "ftp://x"]})
+        assert schedule["invalid_lines"] == 2
+        clock.advance(HOUR)
+        await run(scheduler)
+        (job,) = await jobs_of(system)
+        assert (job.run.total, job.run.invalid) == (1, 2)
+        body = json.dumps({"job_changes": {"tasks": [URL]}}).encode()
+        changed = await server.request("PATCH", f"/v1/schedules/{schedule['id']}", body=body)
+        assert changed.json["invalid_lines"] == 0
+        assert (await shown(server, schedule["id"]))["invalid_lines"] == 0
+
     async def test_it_makes_a_job_at_each_time(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
     ) -> None:

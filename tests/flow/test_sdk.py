@@ -158,7 +158,9 @@ async def test_lines_that_are_no_task(server: Api) -> None:
         assert (refused.state, refused.total) == ("failed", 0)
         # Those of a short list are treated alike, and a repeated call makes no second job.
         short = [*urls(3), "no url", *urls(2), {"url": "ftp://example.com"}]
-        few = client.submit(short, idempotency_key="short").wait(timeout=PATIENCE)
+        few = client.submit(short, idempotency_key="short")
+        assert few.invalid == 2
+        few.wait(timeout=PATIENCE)
         assert (few.total, few.invalid, few.succeeded) == (5, 2, 5)
         assert [line.line for line in few.invalid_lines()] == [4, 7]
         assert client.submit(short, idempotency_key="short").id == few.id
@@ -199,6 +201,7 @@ async def test_an_open_job(server: Api) -> None:
         job = client.open_job(name="as they come")
         assert job.add(urls(2300)) == 2300
         assert job.add([]) == 0
+        assert (job.add(["no url"]), job.invalid) == (0, 1)
         job.add(["http://example.com/last"], last=True)
         assert job.wait(timeout=PATIENCE).succeeded == 2301
         with pytest.raises(errors.JobClosed):

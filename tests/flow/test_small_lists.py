@@ -85,6 +85,41 @@ async def test_indexes_are_those_of_the_lines_and_invalid_ones_are_shown(server:
     assert (invalid["line"], invalid["text"]) == (4, "nonsense")
 
 
+async def check_skipped(api: Api, answer: Answer, status: int, inputs: dict[int, str], skipped: dict[int, str]) -> None:
+    """The answer counts the invalid tasks, and so does the job; its others succeed."""
+    assert (answer.status, answer.json["invalid_lines"]) == (status, len(skipped)), answer.body
+    msgspec.json.decode(answer.body, type=AcceptedView)
+    done = await ended(api, answer.json["id"])
+    assert (done["state"], done["total"], done["invalid_lines"]) == ("completed", len(inputs), len(skipped))
+    path = f"/v1/jobs/{done['id']}"
+    assert {item["index"]: item["input"] for item in await all_items(api, f"{path}/results")} == inputs
+    invalid = await all_items(api, f"{path}/invalid")
+    assert {line["line"]: line["text"] for line in invalid} == {at + 1: text for at, text in skipped.items()}
+
+
+async def test_invalid_tasks_of_a_request_are_skipped_like_those_of_a_list(server: Api) -> None:
+    tasks = ["nonsense", "http://example.com/a", {"url": "ftp://x"}, "http://example.com/b"]
+    kept = {1: "http://example.com/a", 3: "http://example.com/b"}
+    skipped = {0: '"nonsense"', 2: '{"url": "ftp://x"}'}
+    headers = {"idempotency-key": "k"}
+    answer = await server.submit({"tasks": tasks}, headers=headers)
+    async with working(server.system):
+        await check_skipped(server, answer, 201, kept, skipped)
+        replayed = await server.submit({"tasks": tasks}, headers=headers)
+        assert (replayed.body, replayed.headers["idempotency-replayed"]) == (answer.body, "true")
+        later = await server.submit({"tasks": tasks}, headers={"prefer": "respond-async"})
+        await check_skipped(server, later, 202, kept, skipped)
+        longer = await server.submit({"tasks": [*urls(1000), "nonsense"]})
+        await check_skipped(server, longer, 202, dict(enumerate(urls(1000))), {1000: '"nonsense"'})
+        # What was skipped leaves a gap, and no task is lost behind it.
+        again = await server.post(f"/v1/jobs/{answer.json['id']}/duplicate", {})
+        await check_skipped(server, again, 201, dict(enumerate(kept.values())), {})
+        rerun = await server.post(f"/v1/jobs/{answer.json['id']}/rerun", {"select": "all"})
+        assert (rerun.json["invalid_lines"], rerun.json["run"]["number"]) == (2, 2)
+        done = await ended(server, answer.json["id"])
+    assert (done["run"]["counts"]["succeeded"], done["invalid_lines"]) == (2, 2)
+
+
 async def test_the_bounds(server: Api) -> None:
     """64 KiB as stored, and as many tasks as a request writes."""
     line = b"http://example.com/" + b"x" * 980 + b"\n"

@@ -7,8 +7,8 @@ from functools import partial
 import msgspec
 
 from conveyor.accept.spec import TasksSpec
-from conveyor.accept.submit import ACCEPTED, encode_list, staged_source
-from conveyor.accept.task_seeds import seeds_of
+from conveyor.accept.submit import ACCEPTED, staged_source
+from conveyor.accept.task_seeds import check_tasks, encode_list
 from conveyor.engines.queue import CONTROL
 from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import JobClosed
@@ -16,7 +16,8 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import range_message, request_ingest, send_all
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
-from conveyor.model import Job, Mode, TaskSeed
+from conveyor.lists.small_list import CheckedList
+from conveyor.model import Job, Mode
 from conveyor.states import RunState
 from conveyor.system import System
 
@@ -25,7 +26,9 @@ class BatchView(msgspec.Struct, frozen=True):
     """The answer to a client that added tasks."""
 
     batch_id: str
+    # Tasks that were added, and invalid ones that were skipped.
     count: int
+    invalid_lines: int
     # Whether this batch closes the job.
     last_batch: bool
 
@@ -56,17 +59,17 @@ class AddTasks:
         _check_open(job)
         if job.run.sealed:
             raise JobClosed
-        seeds = await self._seeds(job, spec)
-        await self._admission.admit(job.tenant, tasks=len(seeds))
-        data = await asyncio.to_thread(encode_list, seeds)
+        checked = await self._checked(job, spec)
+        await self._admission.admit(job.tenant, tasks=len(checked.seeds))
+        data = await asyncio.to_thread(encode_list, spec.tasks, checked)
         key = f"lists/{job.tenant}/{job.job_id}/{claim.subject}.jsonl"
         crashpoint("add.stage.before")
         await self._system.blobs.put(key, data)
         crashpoint("add.stage.after")
-        view = BatchView(claim.subject, len(seeds), spec.last_batch)
+        view = BatchView(claim.subject, len(checked.seeds), len(checked.invalid), spec.last_batch)
         answer = claim.answer(ACCEPTED, msgspec.json.encode(view))
         added = await self._system.records.ingests.append_range(
-            job.job_id, job.run.run_id, staged_source(key, data), len(seeds), answer.row, spec.last_batch
+            job.job_id, job.run.run_id, staged_source(key, data), checked.lines, answer.row, spec.last_batch
         )
         crashpoint("add.append.after")
         if added is None:
@@ -76,11 +79,13 @@ class AddTasks:
         await send_all(self._system.queue, CONTROL, [range_message(job, added.number)], self._system.clock)
         return answer.accepted
 
-    async def _seeds(self, job: Job, spec: TasksSpec) -> list[TaskSeed]:
+    async def _checked(self, job: Job, spec: TasksSpec) -> CheckedList:
         """A last batch may be empty: it closes the job, and is answered and replayed like any other."""
         if not spec.tasks and spec.last_batch:
-            return []
-        return await asyncio.to_thread(seeds_of, job.kind, spec.tasks, self._system.settings.max_inline_tasks)
+            return CheckedList([], [], 0)
+        max_tasks = self._system.settings.max_inline_tasks
+        check = partial(check_tasks, is_batch=True)
+        return await asyncio.to_thread(check, job.kind, spec.tasks, max_tasks, job.options.on_invalid)
 
 
 def _check_open(job: Job) -> None:

@@ -52,12 +52,15 @@ class AcceptedView(msgspec.Struct, frozen=True):
     total: int
     counts: CountsView
     run: RunView
+    # Invalid tasks of the request, or lines of its list if that was read already. They were skipped.
+    invalid_lines: int
 
 
-def answer(job: Job, counts: Counts = NONE_FINISHED, whole: JobCounts | None = None) -> bytes:
-    """The body of the 201 or 202. `counts` are those of the run, `whole` those of the job if it has earlier runs."""
+def answer(job: Job, counts: Counts = NONE_FINISHED, whole: JobCounts | None = None, *, invalid: int = 0) -> bytes:
+    """The body of the 201 or 202. `counts` are those of the run, `whole` those of the job if it has earlier runs;
+    `invalid` are lines that are known to be invalid, and not counted yet."""
     run = job.run
-    of_job = whole or JobCounts(run.total, counts)
+    of_job = whole or JobCounts(run.total, counts, invalid=run.invalid)
     view = AcceptedView(
         id=job.job_id,
         name=job.name,
@@ -74,6 +77,7 @@ def answer(job: Job, counts: Counts = NONE_FINISHED, whole: JobCounts | None = N
         total=of_job.total,
         counts=_shown(of_job.total, of_job.counts),
         run=RunView(run.run_id, run.number, run.state, run.total, _shown(run.total, counts)),
+        invalid_lines=of_job.invalid + invalid,
     )
     return msgspec.json.encode(view)
 

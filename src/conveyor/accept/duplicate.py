@@ -59,9 +59,11 @@ class Duplicate:
     async def _tasks(self, job: Job) -> list[msgspec.Raw]:
         """The inputs of a job that was accepted with its tasks."""
         first = (await self._system.records.jobs.runs(job.job_id))[0]
+        # Invalid tasks have an index and no row.
+        count = first.total + first.invalid
         tasks: list[msgspec.Raw] = []
-        for start in range(0, first.total, _TASKS_PER_READ):
-            indexes = range(start, min(start + _TASKS_PER_READ, first.total))
+        for start in range(0, count, _TASKS_PER_READ):
+            indexes = range(start, min(start + _TASKS_PER_READ, count))
             tasks += [task.input for task in await self._system.tasks.at(job.key_of(first), indexes)]
         return tasks
 

@@ -15,7 +15,7 @@ from conveyor.accept.option_limits import MAX_NAME, check_body_budget, check_ins
 from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
-from conveyor.accept.task_seeds import seeds_of
+from conveyor.accept.task_seeds import check_tasks
 from conveyor.clock import iso_text
 from conveyor.engines.newer_rows import read_row, readable_rows
 from conveyor.engines.records import Document
@@ -134,6 +134,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     # Whether its jobs compare, and when to extend the time for which the job to compare with is kept.
     changed_only: bool = False
     keep_base_at: float | None = None
+    # Invalid tasks of `job`, which each fire skips.
+    invalid_tasks: int = 0
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -141,6 +143,8 @@ class Template(msgspec.Struct, frozen=True):
 
     spec: JobSpec
     source: ListSource | None
+    # Of its tasks; known once they were checked.
+    invalid_tasks: int = 0
 
 
 _schedule = msgspec.json.Decoder(Schedule)
@@ -237,6 +241,7 @@ class Schedules:
             next_fire=_first(spec.cron, spec.timezone, now),
             keep_at=await self.keep_upload(template),
             changed_only=spec.changed_only,
+            invalid_tasks=template.invalid_tasks,
         )
         empty = Document(SCHEDULE, tenant, claim.subject, b"", upload_id=upload_of(template))
         document = with_schedule(empty, schedule, now)
@@ -281,7 +286,7 @@ class Schedules:
         if "job" in fields:
             await self.find(tenant, schedule_id)
             template = await self._checked(tenant, bytes(fields["job"]))
-            keep = {"keep_at": await self.keep_upload(template)}
+            keep = {"keep_at": await self.keep_upload(template), "invalid_tasks": template.invalid_tasks}
             reads = {"upload_id": upload_of(template)}
 
         def changed(row: Document) -> Document:
@@ -353,10 +358,11 @@ class Schedules:
             )
         template = template_of(raw)
         with _inside("job"):
-            await self._check_template(tenant, template)
-        return template
+            invalid = await self._check_template(tenant, template)
+        return msgspec.structs.replace(template, invalid_tasks=invalid)
 
-    async def _check_template(self, tenant: TenantId, template: Template) -> None:
+    async def _check_template(self, tenant: TenantId, template: Template) -> int:
+        """Returns the number of its tasks that are invalid."""
         spec, source = template.spec, template.source
         check_limits(spec)
         check_body_budget(spec, self._settings)
@@ -370,8 +376,8 @@ class Schedules:
         if spec.mode is Mode.OPEN:
             raise InvalidField("A schedule cannot make an open job.", field="mode")
         if source is None:
-            seeds_of(spec.kind, spec.tasks, self._settings.max_inline_tasks)
-            return
+            max_tasks = self._settings.max_inline_tasks
+            return len(check_tasks(spec.kind, spec.tasks, max_tasks, spec.on_invalid).invalid)
         if spec.tasks:
             raise InvalidField("Give `tasks` or `source`, not both.", field="source")
         if (source.upload_id is None) == (source.url is None):
@@ -380,6 +386,7 @@ class Schedules:
             check_url(self._system, tenant, source.url, source.headers)
         else:
             await self._check_upload(tenant, source.upload_id or "")
+        return 0
 
     async def _check_upload(self, tenant: TenantId, upload_id: str) -> None:
         upload = await self._records.access.upload(upload_id)
@@ -418,6 +425,7 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
             }
             for fire in schedule.fires
         ],
+        "invalid_lines": schedule.invalid_tasks,
         "job": shown_job(msgspec.json.decode(schedule.job)),
     }
 

@@ -29,7 +29,7 @@ from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.replace import NOTHING, Replace, ReplacedJobs, check_replaces
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
-from conveyor.accept.task_seeds import seeds_of
+from conveyor.accept.task_seeds import check_tasks, encode_list
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import ConveyorError, InvalidField, NotFound, UploadConflict
@@ -42,7 +42,7 @@ from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotenc
 from conveyor.jobs.orphans import forget_note, note_submit
 from conveyor.jobs.replacements import replacement_documents
 from conveyor.lists.reader import encode_invalid
-from conveyor.lists.small_list import SmallList, read_small_list
+from conveyor.lists.small_list import CheckedList, read_small_list
 from conveyor.model import (
     UPLOADS,
     Compression,
@@ -167,15 +167,17 @@ class Submit:
         if spec.mode is Mode.OPEN:
             await self._admission.admit(tenant, jobs=_new_jobs(replaced))
             return await self._accept_for_ingest(tenant, spec, claim, None, replaced)
-        seeds = await self._seeds(spec)
-        await self._admission.admit(tenant, jobs=_new_jobs(replaced), tasks=_new_tasks(len(seeds), replaced))
-        is_small = len(seeds) <= self._system.settings.sync_task_limit
+        checked = await self._checked_tasks(spec)
+        await self._admission.admit(tenant, jobs=_new_jobs(replaced), tasks=_new_tasks(len(checked.seeds), replaced))
+        is_small = checked.lines <= self._system.settings.sync_task_limit
         # A job that has to wait for another is ingested: its tasks are written when the other has stopped.
         if is_small and not prefer_async and not replaced.runs:
-            return await self._accept_with_tasks(tenant, spec, claim, seeds, replaced)
+            return await self._accept_with_tasks(tenant, spec, claim, checked, replaced)
         note = await note_submit(self._system, tenant, claim.subject, claim.is_repeated)
-        source = await self._stage(tenant, claim.subject, seeds)
-        accepted = await self._accept_for_ingest(tenant, spec, claim, source, replaced, is_small=is_small)
+        source = await self._stage(tenant, claim.subject, spec, checked)
+        accepted = await self._accept_for_ingest(
+            tenant, spec, claim, source, replaced, is_small=is_small, invalid=len(checked.invalid)
+        )
         await self._forget(note)
         return accepted
 
@@ -198,9 +200,9 @@ class Submit:
             await self._admission.admit(tenant, jobs=_new_jobs(replaced), staged=source.size)
             return await self._accept_for_ingest(tenant, spec, claim, source, replaced, is_small=small is not None)
         await self._admission.admit(tenant, jobs=_new_jobs(replaced), tasks=_new_tasks(len(small.seeds), replaced))
-        return await self._accept_with_tasks(tenant, spec, claim, small.seeds, replaced, source, small)
+        return await self._accept_with_tasks(tenant, spec, claim, small, replaced, source)
 
-    async def _read_small(self, spec: JobSpec, source: Source) -> SmallList | None:
+    async def _read_small(self, spec: JobSpec, source: Source) -> CheckedList | None:
         """The list, if it is small and becomes tasks as it is; ingest reports what is wrong with any other."""
         settings = self._system.settings
         max_bytes = min(settings.sync_list_bytes, settings.max_list_bytes)
@@ -221,11 +223,11 @@ class Submit:
         await check_notify(self._system, tenant, spec.notify)
         await self._handlers.check(spec.handler if spec.kind is JobKind.PYTHON else spec.extract)
 
-    async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
-        max_tasks = self._system.settings.max_inline_tasks
+    async def _checked_tasks(self, spec: JobSpec) -> CheckedList:
+        parts = (spec.kind, spec.tasks, self._system.settings.max_inline_tasks, spec.on_invalid)
         if len(spec.tasks) <= _TASKS_ON_LOOP:
-            return seeds_of(spec.kind, spec.tasks, max_tasks)
-        return await asyncio.to_thread(seeds_of, spec.kind, spec.tasks, max_tasks)
+            return check_tasks(*parts)
+        return await asyncio.to_thread(check_tasks, *parts)
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
@@ -254,9 +256,9 @@ class Submit:
             raise UploadConflict("The upload was not stored yet: PUT the list to its URL first.")
         await self._system.records.access.mark_stored(upload.upload_id)
 
-    async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
-        """Stage an inline list that is too long to write within the request. Its tasks are checked already."""
-        data = await asyncio.to_thread(encode_list, seeds)
+    async def _stage(self, tenant: TenantId, job_id: str, spec: JobSpec, checked: CheckedList) -> Source:
+        """Stage an inline list that is too long to write within the request."""
+        data = await asyncio.to_thread(encode_list, spec.tasks, checked)
         key = f"lists/{tenant}/{job_id}/tasks.jsonl"
         crashpoint("accept.stage.before")
         await self._system.blobs.put(key, data)
@@ -272,9 +274,11 @@ class Submit:
         replaced: ReplacedJobs = NOTHING,
         *,
         is_small: bool = False,
+        invalid: int = 0,
     ) -> Accepted:
+        """`invalid` are the invalid tasks of the request, which the ingest will count."""
         job = self._job(tenant, spec, claim.subject, None, source, is_small=is_small)
-        reply = claim.answer(ACCEPTED, answer(job))
+        reply = claim.answer(ACCEPTED, answer(job, invalid=invalid))
         # An open job has nothing to ingest yet; its message has the jobs that it replaces cancelled.
         outgoing = [] if source is None and not replaced.runs else [ingest_message(job)]
         rows = [*_documents(self._system, job, spec), *replacement_documents(job, replaced.runs)]
@@ -304,18 +308,20 @@ class Submit:
         tenant: TenantId,
         spec: JobSpec,
         claim: Claim,
-        seeds: list[TaskSeed],
+        checked: CheckedList,
         replaced: ReplacedJobs,
         source: Source | None = None,
-        stored: SmallList | None = None,
     ) -> Accepted:
+        seeds = checked.seeds
         job = self._job(tenant, spec, claim.subject, len(seeds), source, is_small=True)
-        invalid = [] if stored is None or not stored.invalid else [invalid_key(job, 0, stored.lines)]
+        invalid = [invalid_key(job, 0, checked.lines)] if checked.invalid else []
         note = None
         if invalid or self._system.atomic_accept is None:
             note = await note_submit(self._system, tenant, job.job_id, claim.is_repeated, invalid)
-        if stored is not None:
-            job = await self._with_invalid(job, stored)
+        if source is not None:
+            metrics.INGESTED.add(len(seeds), "task")
+        if invalid:
+            job = await self._with_invalid(job, checked)
         reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
         rows = _documents(self._system, job, spec)
@@ -329,16 +335,13 @@ class Submit:
                 await self._forget(note)
         return self._reply(job, reply, existing)
 
-    async def _with_invalid(self, job: Job, stored: SmallList) -> Job:
-        """Store the invalid lines of a list, as ingest does, before the job that counts them."""
-        metrics.INGESTED.add(len(stored.seeds), "task")
-        metrics.INGESTED.add(len(stored.invalid), "invalid")
-        if not stored.invalid:
-            return job
+    async def _with_invalid(self, job: Job, checked: CheckedList) -> Job:
+        """Store the invalid lines, as ingest does, before the job that counts them."""
+        metrics.INGESTED.add(len(checked.invalid), "invalid")
         crashpoint("accept.invalid.before")
-        await self._system.blobs.put(invalid_key(job, 0, stored.lines), encode_invalid(stored.invalid))
+        await self._system.blobs.put(invalid_key(job, 0, checked.lines), encode_invalid(checked.invalid))
         crashpoint("accept.invalid.after")
-        return msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, invalid=len(stored.invalid)))
+        return msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, invalid=len(checked.invalid)))
 
     async def _write_at_once(
         self,
@@ -466,11 +469,6 @@ def staged_source(key: str, data: bytes) -> Source:
 def _documents(system: System, job: Job, spec: JobSpec) -> list[Document]:
     """The documents that are written with the job."""
     return [*subscription_documents(system, job, spec.notify), *deadline_documents(job)]
-
-
-def encode_list(seeds: Sequence[TaskSeed]) -> bytes:
-    """Tasks of a request as a list to be staged."""
-    return "".join([f"{seed.input}\n" for seed in seeds]).encode()
 
 
 def _new_jobs(replaced: ReplacedJobs) -> int:

@@ -1,4 +1,5 @@
-"""Checks the tasks of a request, and turns them into the tasks of a run. One invalid task refuses all of them."""
+"""Checks the tasks of a request, and turns them into the tasks of a run. Invalid ones are skipped, as the invalid lines
+of a list are, unless the job has `on_invalid: reject`, or no task is left of a new one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,30 +7,60 @@ from typing import Any
 import msgspec
 
 from conveyor.errors import InvalidTasks, NoTasks, TooManyTasks
-from conveyor.lists.inputs import compact_json, task_problem
-from conveyor.model import JobKind, TaskSeed
+from conveyor.lists.inputs import MAX_INPUT_BYTES, InputProblem, compact_json, task_problem
+from conveyor.lists.reader import InvalidListLine, invalid_line
+from conveyor.lists.small_list import CheckedList
+from conveyor.model import JobKind, OnInvalid, TaskSeed
 
 MAX_ERRORS = 100
+# Of an invalid task, what is staged: enough for the ingest to see that it is too large.
+_STAGED_BYTES = MAX_INPUT_BYTES + 8
+_LINE_BREAKS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
-def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], max_tasks: int) -> list[TaskSeed]:
-    """The tasks of a request, in order. Raises NoTasks, TooManyTasks and InvalidTasks."""
+def check_tasks(
+    kind: JobKind,
+    tasks: Sequence[msgspec.Raw],
+    max_tasks: int,
+    on_invalid: OnInvalid = OnInvalid.SKIP,
+    *,
+    is_batch: bool = False,
+) -> CheckedList:
+    """The tasks of a request, in order, and those that are invalid. Of a batch for an open job, all may be. Raises
+    NoTasks, TooManyTasks and InvalidTasks."""
     _check_number(len(tasks), max_tasks)
     seeds: list[TaskSeed] = []
-    errors: list[dict[str, Any]] = []
-    total = 0
+    wrong: list[tuple[int, InputProblem]] = []
     for index, task in enumerate(tasks):
         raw = bytes(task)
-        wrong = task_problem(kind, raw)
-        if wrong is None:
+        problem = task_problem(kind, raw)
+        if problem is None:
             seeds.append(TaskSeed(index, compact_json(raw)))
-            continue
-        total += 1
-        if len(errors) < MAX_ERRORS:
-            errors.append({"index": index, "code": wrong.code, "message": wrong.message})
-    if total:
-        raise InvalidTasks(_summary(total, errors[0]), errors=errors, total=total)
-    return seeds
+        else:
+            wrong.append((index, problem))
+    is_refused = on_invalid is OnInvalid.REJECT or not (seeds or is_batch)
+    if wrong and is_refused:
+        raise _refusal(wrong, is_all=not seeds)
+    return CheckedList(seeds, [_skipped(index, tasks, problem) for index, problem in wrong], len(tasks))
+
+
+def encode_list(tasks: Sequence[msgspec.Raw], checked: CheckedList) -> bytes:
+    """The tasks of a request as a list to be staged, with the invalid ones: the ingest skips and counts them."""
+    if not checked.invalid:
+        return "".join([f"{seed.input}\n" for seed in checked.seeds]).encode()
+    lines = [_one_line(bytes(task)) for task in tasks]
+    for seed in checked.seeds:
+        lines[seed.index] = seed.input.encode()
+    return b"\n".join([*lines, b""])
+
+
+def _one_line(raw: bytes) -> bytes:
+    cut = raw[:_STAGED_BYTES].translate(_LINE_BREAKS_TO_BLANKS)
+    return cut if len(cut) == len(raw) else cut.decode(errors="ignore").encode()
+
+
+def _skipped(index: int, tasks: Sequence[msgspec.Raw], problem: InputProblem) -> InvalidListLine:
+    return invalid_line(index + 1, bytes(tasks[index]), problem.message)
 
 
 def _check_number(number: int, max_tasks: int) -> None:
@@ -44,6 +75,12 @@ def _check_number(number: int, max_tasks: int) -> None:
         )
 
 
-def _summary(total: int, first: dict[str, Any]) -> str:
-    tasks = "1 task is" if total == 1 else f"{total} tasks are"
-    return f"{tasks} not valid, the first at index {first['index']}: {first['message']}. Nothing was written."
+def _refusal(wrong: Sequence[tuple[int, InputProblem]], *, is_all: bool) -> InvalidTasks:
+    errors: list[dict[str, Any]] = [
+        {"index": index, "code": problem.code, "message": problem.message} for index, problem in wrong[:MAX_ERRORS]
+    ]
+    total = len(wrong)
+    tasks = "No task is valid" if is_all else "1 task is not valid" if total == 1 else f"{total} tasks are not valid"
+    why = "" if is_all else ", and the job has `on_invalid: reject`"
+    first = f"the first at index {errors[0]['index']}: {errors[0]['message']}"
+    return InvalidTasks(f"{tasks}{why}, {first}. Nothing was written.", errors=errors, total=total)

@@ -71,7 +71,8 @@ CountsOf = Annotated[
 )
 async def submit_job(request: ApiRequest, system: SystemPart, submit: SubmitPart) -> Response[bytes]:
     """A small job is written in one transaction, and its tasks are readable at once: 201. Large and open jobs, jobs
-    from an upload, and those with `Prefer: respond-async` are ingested: 202. With an `Idempotency-Key`, a repeated
+    from an upload, and those with `Prefer: respond-async` are ingested: 202. Invalid tasks are skipped and counted in
+    `invalid_lines`, unless `on_invalid` is `reject`, or no task is valid: 400. With an `Idempotency-Key`, a repeated
     request gets the same response and creates no second job."""
     outcome = await carry_out_submit(request, system, submit)
     return accepted(outcome, f"/v1/jobs/{outcome.subject}")

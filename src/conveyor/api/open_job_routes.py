@@ -23,7 +23,8 @@ from conveyor.api.schemas.job_shapes import JobShape
 async def add_tasks(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
 ) -> Response[bytes]:
-    """The server accepts a batch completely or not at all; `last_batch` closes the job. With an `Idempotency-Key`, a
+    """The server accepts a batch completely or not at all, but for invalid tasks, which it skips and counts in
+    `invalid_lines` unless the job has `on_invalid: reject`; `last_batch` closes the job. With an `Idempotency-Key`, a
     repeated batch is added once."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/tasks"

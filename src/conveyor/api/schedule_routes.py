@@ -31,7 +31,7 @@ async def create_schedule(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
     """`job` is a body of POST /v1/jobs, with its tasks, or with a `source` that each fire reads: an upload or a `url`.
-    The server validates it now."""
+    The server validates it now; `invalid_lines` counts the invalid ones of its tasks, which each fire skips."""
     spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ScheduleSpec, ROUTE)
     outcome = await schedules.create(tenant, spec, idempotent)
     return accepted(outcome, f"/v1/schedules/{outcome.subject}")

@@ -1,5 +1,6 @@
 """`conveyor submit`: upload a list to a server and create a job from it."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,7 +92,7 @@ def submit(
     Exits 0 once the server has the job; with --wait as `watch` does; 2 if no line of a list of yours is a task.
     """
     from conveyor.cli.connection import connect
-    from conveyor.cli.output import print_json
+    from conveyor.cli.output import count_invalid_lines, print_json
     from conveyor.cli.run_directory import check_lists, expand_lists, is_plain_file
     from conveyor.cli.staging import refuse_unreadable
     from conveyor.cli.watch_command import watch_job
@@ -136,6 +137,10 @@ def submit(
         print_json(job.data)
     else:
         print(job.id)
+    if job.invalid:
+        # Of a longer list, only the ingest tells.
+        skipped = f"{count_invalid_lines(job.invalid)} skipped; `conveyor invalid {job.id}` lists them."
+        print(skipped, file=sys.stderr)
 
 
 def _send(

@@ -235,8 +235,9 @@ class JobHandle(JobView):
         return self._update(drive(self._session.change(self.id, options)))
 
     def add(self, tasks: Tasks, last: bool = False) -> int:
-        """Add tasks to an open job, and close it if `last`. Returns the number of tasks added."""
-        return drive(submission.add(self._session, self.id, tasks, last))
+        """Add tasks to an open job, and close it if `last`. Returns the number of tasks added: invalid ones are skipped
+        and counted in `invalid`."""
+        return self._count_added(*drive(submission.add(self._session, self.id, tasks, last)))
 
     def close(self) -> Self:
         """Close an open job: no more tasks can be added."""
@@ -441,7 +442,7 @@ class AsyncJob(JobView):
 
     async def add(self, tasks: Tasks, last: bool = False) -> int:
         """As Job.add."""
-        return await submission.add(self._session, self.id, tasks, last)
+        return self._count_added(*await submission.add(self._session, self.id, tasks, last))
 
     async def close(self) -> Self:
         """As Job.close."""

@@ -166,5 +166,9 @@ class JobView:
         problems = [("failed", self.failed), ("cancelled", self.cancelled), ("invalid lines", self.invalid)]
         return [(word, number) for word, number in problems if number]
 
+    def _count_added(self, tasks: int, invalid: int) -> int:
+        self.data = {**self.data, "invalid_lines": self.invalid + invalid}
+        return tasks
+
     def _count(self, status: str) -> int:
         return int(self.data.get("counts", self.data["run"]["counts"]).get(status, 0))

@@ -1,13 +1,12 @@
-"""Submit a list as a job. A few tasks go in the request itself. A longer list, or one with invalid tasks, is collected
-into a file, announced to the server, uploaded to the URL that it returns, and named in the request. A list in a bucket
-or behind a URL is named in the request, and the server reads it; if the server may not, the client reads it from its
-bucket and uploads it. All steps share one idempotency key, so that retries make one upload and one job.
+"""Submit a list as a job. A few tasks go in the request itself. A longer list is collected into a file, announced
+to the server, uploaded to the URL that it returns, and named in the request. A list in a bucket or behind a URL is
+named in the request, and the server reads it; if the server may not, the client reads it from its bucket and uploads
+it. All steps share one idempotency key, so that retries make one upload and one job.
 """
 
-import io
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from conveyor.client.lists import InlineTasks, ListFile, Tasks, collect_tasks, i
 from conveyor.client.resources import RemoteList, Upload
 from conveyor.client.transport import Json, path_of
 from conveyor.client.upload_file import BytesProgress, FileBody
-from conveyor.errors import BadInput, ConveyorError, InvalidTasks, ListChanged, SourceRefused, UnknownField
+from conveyor.errors import BadInput, ConveyorError, ListChanged, SourceRefused, UnknownField
 from conveyor.model import format_from_name
 
 # Answers to a second PUT: of the API, and of an object store.
@@ -27,6 +26,16 @@ _LINK_EXPIRED = 403
 # Maximum batch for an open job.
 _MAX_BATCH_TASKS = 1000
 _MAX_BATCH_BYTES = 1024 * 1024
+
+
+class AddedTasks(NamedTuple):
+    """Tasks that were added to an open job, and invalid ones that were skipped."""
+
+    tasks: int
+    invalid: int
+
+    def plus(self, batch: Json) -> "AddedTasks":
+        return AddedTasks(self.tasks + batch["count"], self.invalid + batch.get("invalid_lines", 0))
 
 
 async def submit(
@@ -58,12 +67,7 @@ async def submit(
         return await session.create_job({**spec, "source": {**upload.source(), **form}}, key)
     async with collect_tasks(session.io, tasks) as collected:
         if isinstance(collected, InlineTasks):
-            try:
-                return await session.create_job({**spec, "tasks": collected.tasks}, key)
-            except InvalidTasks as error:
-                if not _may_skip(error, len(collected.tasks), spec):
-                    raise
-            return await _submit_staged(session, collected, spec, key, progress)
+            return await session.create_job({**spec, "tasks": collected.tasks}, key)
         upload = await _send(session, collected, key, progress)
     return await session.create_job({**spec, "source": {**upload.source(), **form}}, key)
 
@@ -82,21 +86,21 @@ async def upload(
         return await _send(session, collected, idempotency_key or new_key(), progress)
 
 
-async def add(session: ClientSession, job_id: str, tasks: Tasks, last: bool) -> int:
-    """Add tasks to an open job, in batches. If `last`, the last batch closes the job. Returns the number of tasks."""
+async def add(session: ClientSession, job_id: str, tasks: Tasks, last: bool) -> AddedTasks:
+    """Add tasks to an open job, in batches. If `last`, the last batch closes the job."""
     if isinstance(tasks, str) or is_file(tasks):
         raise BadInput("Cannot add tasks from a file. Pass an iterable, or use `submit`.")
-    count, size = 0, 0
+    added, size = AddedTasks(0, 0), 0
     batch: list[bytes] = []
     async for line in json_lines(session.io, tasks):
         if len(batch) == _MAX_BATCH_TASKS or (batch and size + len(line) > _MAX_BATCH_BYTES):
-            await _add(session, job_id, batch)
+            added = added.plus(await _add(session, job_id, batch))
             batch, size = [], 0
         batch.append(line)
-        count, size = count + 1, size + len(line)
+        size += len(line)
     if batch or last:
-        await _add(session, job_id, batch, last)
-    return count
+        added = added.plus(await _add(session, job_id, batch, last))
+    return added
 
 
 def kind_of(options: Mapping[str, Any]) -> str | None:
@@ -106,27 +110,9 @@ def kind_of(options: Mapping[str, Any]) -> str | None:
     return "export_download" if options.get("export") is not None else None
 
 
-async def _add(session: ClientSession, job_id: str, batch: list[bytes], last: bool = False) -> None:
+async def _add(session: ClientSession, job_id: str, batch: list[bytes], last: bool = False) -> Json:
     tasks = [msgspec.Raw(line) for line in batch]
-    await session.add(job_id, {"tasks": tasks, "last_batch": last}, new_key())
-
-
-def _may_skip(error: InvalidTasks, count: int, spec: Mapping[str, Any]) -> bool:
-    """Whether there is a job without the invalid tasks, and the caller wants it."""
-    invalid: int = error.details.get("total", count)
-    return spec.get("on_invalid", "skip") == "skip" and invalid < count
-
-
-async def _submit_staged(
-    session: ClientSession, inline: InlineTasks, spec: Mapping[str, Any], key: str, progress: BytesProgress | None
-) -> Json:
-    """As a longer list, whose invalid lines are skipped and counted. Under another key: this is another request."""
-    lines = io.BytesIO(b"\n".join(bytes(task).strip() for task in inline.tasks))
-    key = sha256(f"{key}:skipping".encode()).hexdigest()
-    async with collect_tasks(session.io, lines, as_file=True) as collected:
-        assert isinstance(collected, ListFile)
-        upload = await _send(session, collected, key, progress)
-    return await session.create_job({**spec, "source": {**upload.source(), "format": "jsonl"}}, key)
+    return await session.add(job_id, {"tasks": tasks, "last_batch": last}, new_key())
 
 
 async def _stage(session: ClientSession, remote: RemoteList, key: str, progress: BytesProgress | None) -> Upload:

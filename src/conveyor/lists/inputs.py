@@ -261,7 +261,7 @@ def task_problem(kind: JobKind, raw: bytes) -> InputProblem | None:
     if kind in OF_URLS and _USUAL.fullmatch(raw):
         return None
     if len(raw) > MAX_INPUT_BYTES:
-        return InputProblem("too_large", f"the input has {len(raw)} bytes; the maximum is {MAX_INPUT_BYTES}")
+        return InputProblem("too_large", f"the input has more than {MAX_INPUT_BYTES} bytes")
     if _too_deep(raw):
         return InputProblem("too_deep", f"the input is nested more than {MAX_DEPTH} levels deep")
     if kind is JobKind.FETCH:

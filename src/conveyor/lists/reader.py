@@ -167,6 +167,11 @@ def check_header(header: bytes, kind: JobKind, url_column: str | None = None) ->
     return read_columns(_text(header), kind, url_column)
 
 
+def invalid_line(number: int, line: bytes, reason: str) -> InvalidListLine:
+    """An invalid line as it is stored: the beginning of its text, without credentials."""
+    return InvalidListLine(number, reason, redact_credentials(line[:_SNIPPET].decode(errors="replace")))
+
+
 def _parse_all(
     lines: list[bytes], reading: ListReading, index: int, parse: Callable[[bytes], bytes | None]
 ) -> tuple[list[TaskSeed], list[InvalidListLine]]:
@@ -216,8 +221,7 @@ def _parse_line(
 
 def _invalid(reading: ListReading, index: int, line: bytes, reason: str) -> InvalidListLine:
     # Row 0 of a csv is line 2.
-    number = index + (2 if reading.format is ListFormat.CSV else 1)
-    return InvalidListLine(number, reason, redact_credentials(line[:_SNIPPET].decode(errors="replace")))
+    return invalid_line(index + (2 if reading.format is ListFormat.CSV else 1), line, reason)
 
 
 def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:

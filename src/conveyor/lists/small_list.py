@@ -26,7 +26,7 @@ from conveyor.model import JobKind, ListFormat, Source, TaskSeed
 EXPANSION = 16
 
 
-class SmallList(msgspec.Struct, frozen=True):
+class CheckedList(msgspec.Struct, frozen=True):
     """The tasks of a list, its invalid lines, and the number of all its lines."""
 
     seeds: list[TaskSeed]
@@ -36,7 +36,7 @@ class SmallList(msgspec.Struct, frozen=True):
 
 async def read_small_list(
     blobs: Blobs, source: Source, kind: JobKind, max_bytes: int, max_lines: int
-) -> SmallList | None:
+) -> CheckedList | None:
     """The list, if it has at most `max_bytes` as stored, 16 times as many decompressed, and at most `max_lines` tasks
     and as many invalid lines. None for any other, and for one that cannot be read."""
     if source.size > max_bytes:
@@ -52,7 +52,7 @@ async def read_small_list(
         return None
 
 
-async def _read(plain: bytes, source: Source, kind: JobKind, max_lines: int) -> SmallList | None:
+async def _read(plain: bytes, source: Source, kind: JobKind, max_lines: int) -> CheckedList | None:
     form = source.format or (ListFormat.CSV if source.url_column else detect_format(plain))
     header: bytes | None = None
     start = 0
@@ -72,7 +72,7 @@ async def _read(plain: bytes, source: Source, kind: JobKind, max_lines: int) -> 
         lines = batch.index
         if len(seeds) > max_lines or len(invalid) > max_lines:
             return None
-    return SmallList(seeds, invalid, lines)
+    return CheckedList(seeds, invalid, lines)
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:

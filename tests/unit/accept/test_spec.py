@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from conveyor.accept.option_limits import check_limits
 from conveyor.accept.spec import JobSpec, decode_spec
-from conveyor.accept.task_seeds import seeds_of
+from conveyor.accept.task_seeds import check_tasks, encode_list
 from conveyor.errors import (
     BadInput,
     InvalidField,
@@ -23,7 +24,8 @@ from conveyor.errors import (
     UnknownField,
 )
 from conveyor.lists.inputs import MAX_DEPTH, MAX_INPUT_BYTES
-from conveyor.model import JobKind, Options, ResultLayout, TaskSeed
+from conveyor.lists.reader import ListReading, read
+from conveyor.model import JobKind, ListFormat, OnInvalid, Options, ResultLayout, TaskSeed
 
 URL = "http://example.com/"
 
@@ -32,7 +34,7 @@ def accept(body: bytes | dict[str, Any], most: int = 1000) -> list[TaskSeed]:
     """Every check that a body passes."""
     spec = decode_spec(body if isinstance(body, bytes) else json.dumps(body).encode())
     check_limits(spec)
-    return seeds_of(spec.kind, spec.tasks, most)
+    return check_tasks(spec.kind, spec.tasks, most, OnInvalid.REJECT).seeds
 
 
 def test_defaults_are_those_of_options() -> None:
@@ -233,6 +235,47 @@ def test_each_wrong_task_is_named_up_to_a_hundred() -> None:
         accept({"tasks": [""] * 250})
     assert len(caught.value.details["errors"]) == 100
     assert caught.value.details["total"] == 250
+
+
+MIXED = [b'{"url": "http://example.com/a",\r\n"tag": "a"}', b'"ftp://x"', b"[1,\n2]", b'"http://example.com/b"']
+
+
+def test_invalid_tasks_are_skipped_and_named_by_their_place() -> None:
+    tasks = [msgspec.Raw(task) for task in MIXED]
+    checked = check_tasks(JobKind.FETCH, tasks, 10)
+    assert [(seed.index, seed.input) for seed in checked.seeds] == [
+        (0, '{"url":"http://example.com/a","tag":"a"}'),
+        (3, '"http://example.com/b"'),
+    ]
+    assert [(line.line, line.text) for line in checked.invalid] == [(2, '"ftp://x"'), (3, "[1,\n2]")]
+    assert checked.lines == 4
+    for refused in (tasks[1:3], [tasks[1]]):
+        with pytest.raises(InvalidTasks, match="No task is valid, the first at index 0"):
+            check_tasks(JobKind.FETCH, refused, 10)
+        assert check_tasks(JobKind.FETCH, refused, 10, is_batch=True).seeds == []
+    with pytest.raises(InvalidTasks, match="2 tasks are not valid, and the job has `on_invalid: reject`, the first"):
+        check_tasks(JobKind.FETCH, tasks, 10, OnInvalid.REJECT, is_batch=True)
+
+
+async def test_a_staged_list_of_tasks_is_read_as_they_were_checked() -> None:
+    """Also what is too large for a line of a list."""
+    too_large = b'"http://example.com/%b"' % ("\u00e9".encode() * MAX_INPUT_BYTES)
+    for kind, raws in {
+        JobKind.FETCH: [*MIXED, too_large, b'"http://example.com/c"', b'"x%b"' % (b" " * 2 * MAX_INPUT_BYTES)],
+        JobKind.PYTHON: [b"9" * 2 * MAX_INPUT_BYTES, b"1", b"1e999", b'{"a":\n 1}'],
+    }.items():
+        tasks = [msgspec.Raw(raw) for raw in raws]
+        checked = check_tasks(kind, tasks, 10)
+        data = encode_list(tasks, checked)
+
+        async def pieces(data: bytes = data) -> AsyncIterator[bytes]:
+            yield data
+
+        batches = [batch async for batch in read(pieces(), ListReading(kind, ListFormat.JSONL))]
+        assert [seed for batch in batches for seed in batch.seeds] == checked.seeds
+        found = [(line.line, line.text[:100].replace("\n", " ")) for batch in batches for line in batch.invalid]
+        assert found == [(line.line, line.text[:100].replace("\n", " ")) for line in checked.invalid]
+        assert sum(batch.index for batch in batches) == checked.lines
 
 
 @pytest.mark.parametrize(

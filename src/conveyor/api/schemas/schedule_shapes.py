@@ -53,6 +53,8 @@ class ScheduleShape(Shape, frozen=True):
     # Total number of fires.
     fired: int
     fires: Sequence[FireShape]
+    # Invalid tasks of `job`, which each fire skips. Those of a list that it reads are only known of its jobs.
+    invalid_lines: int
     job: dict[str, Any]
 
 
