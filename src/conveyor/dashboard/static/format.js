@@ -15,6 +15,9 @@ const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 export const count = (/** @type {number} */ value) => WHOLE.format(value);
 export const short = (/** @type {number} */ value) => SHORT.format(value);
 
+/** As text: 1 task, 2 tasks. @param {number} value @param {string} noun */
+export const number = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 /** @param {number} part @param {number} whole */
 export function percent(part, whole) {
   if (whole === 0) return "0%";

@@ -185,6 +185,7 @@
  * @property {string[]} next_fires
  * @property {number} fired
  * @property {Fire[]} fires
+ * @property {number} invalid_lines
  * @property {Record<string, any>} job
  *
  * @typedef {{tenant: string, active_keys: number, keys: number, created_at: string}} Tenant

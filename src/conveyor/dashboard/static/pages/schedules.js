@@ -4,7 +4,7 @@
 
 import { get, newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
-import { coming, count, input, moment } from "../format.js";
+import { coming, count, input, moment, number } from "../format.js";
 import { poll } from "../live.js";
 import { ask } from "../parts/dialog.js";
 import { choice, field, text, textOf } from "../parts/form.js";
@@ -114,6 +114,7 @@ async function schedulePage(root, signal, scheduleId) {
       fact("Times", times(schedule)),
       fact("Next fires", schedule.next_fires.map((at) => h("span", { class: "line" }, coming(at)))),
       fact("Missed fires", schedule.missed),
+      schedule.invalid_lines > 0 && fact("Invalid lines", `${count(schedule.invalid_lines)}, skipped by each fire`),
       schedule.changed_only && fact("Only what changed", "Each job compares its pages with those of the one before."),
       fact("Job", h("pre", { class: "body" }, JSON.stringify(schedule.job, null, 2))),
     );
@@ -302,5 +303,8 @@ function lastFire(schedule) {
   const what = last.job_id
     ? h("a", { href: `#/jobs/${last.job_id}` }, "job")
     : h("span", { class: "error-code" }, last.error ?? "none");
-  return [what, " ", moment(last.at), h("span", { class: "muted" }, ` · ${count(schedule.fired)} fires`)];
+  return [
+    h("span", { class: "line" }, what),
+    h("span", { class: "line muted" }, moment(last.at), ` · ${number(schedule.fired, "fire")}`),
+  ];
 }

@@ -2,7 +2,7 @@
 
 import { send } from "../api.js";
 import { h, renew } from "../dom.js";
-import { count, input } from "../format.js";
+import { count, input, number } from "../format.js";
 import { words } from "./says.js";
 
 const BEGINNING = 48 * 1024;
@@ -60,6 +60,3 @@ function drawn({ format, tasks, invalid, task_count, invalid_count }, more) {
     ),
   ];
 }
-
-/** @param {number} value @param {string} noun */
-const number = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
