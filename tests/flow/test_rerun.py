@@ -242,6 +242,9 @@ async def test_chosen_is_by_the_newest_outcome(server: Api) -> None:
         # The counts are those of the latest outcomes: all of it was mended since.
         answer = await server.post(f"/v1/jobs/{job_id}/rerun")
         assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
+        # An option that does not exist is named first: it is why nothing matched, if it was meant as a selection.
+        answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"options": {"select": "all"}})
+        assert (answer.status, answer.json["code"]) == (400, "unknown_field")
         # All means all, whatever the last run had.
         done = await again(server, job_id, "all")
         assert (done["run"]["total"], done["run"]["number"]) == (30, 6)

@@ -102,6 +102,8 @@ class Rerun:
             return await self._resume(job, spec, claim)
         if job.state not in ENDED:
             raise RunNotEnded(state=job.state)
+        # An invalid option is refused whatever the results of the job are.
+        override_options(self._system.settings, job, spec.options, RERUN)
         await self._check_any(job, lineage)
         await Admission(self._system).admit(job.tenant, jobs=1)
         return await self._add_run(job, spec, lineage, claim)
