@@ -14,7 +14,7 @@ from conveyor.cli import doctor_checks
 from conveyor.coordination.waits import waiting
 from conveyor.engines.data_directory import make_data_directory
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.engines.sqlite.database import SqliteDatabase, open_database
+from conveyor.engines.sqlite.database import SqliteDatabase, open_database, own
 from conveyor.engines.sqlite.soundness import open_error
 from conveyor.errors import DiskReadOnly, DiskUnwritable, EngineFailed, is_outage
 from conveyor.settings import Settings
@@ -99,6 +99,16 @@ def test_a_start_on_a_disk_that_stopped_names_it(
     with pytest.raises(DiskReadOnly) as refused:
         make(tmp_path / "data")
     assert str(tmp_path / "data") in refused.value.message
+
+
+def test_a_start_on_a_read_only_disk_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("conveyor.engines.sqlite.database.os.open", refuse)
+        with pytest.raises(DiskReadOnly, match=f"The disk of {tmp_path} is read-only"):
+            own(tmp_path)
 
 
 def test_a_filesystem_without_a_size_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

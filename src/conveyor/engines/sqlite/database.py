@@ -23,7 +23,7 @@ import apsw
 import structlog
 
 from conveyor.callers import is_in_role
-from conveyor.disk import disk_problem, full
+from conveyor.disk import disk_problem, full, write_error
 from conveyor.engines.sqlite.shrinking import (
     IDLE_SECONDS,
     PAUSE_SECONDS,
@@ -405,7 +405,12 @@ def _expand(connection: apsw.Connection) -> None:
 
 def own(directory: Path) -> int:
     """Lock a file beside the database, never the database itself: opening it by path would drop SQLite's own locks."""
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if (problem := write_error(error, directory)) is not None:
+            raise problem from error
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
