@@ -72,7 +72,8 @@ async def served_api(system: Any) -> AsyncIterator[Api]:
     stop = asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(system, "127.0.0.1", 0, stop, url.set_result))
-    await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {serving, url}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     try:
         async with ClientBuilder().no_proxy().error_for_status(False).build() as client:
             api = Api(await url, key, client)

@@ -206,10 +206,12 @@ async def _export(data: str, compression: str) -> AsyncIterator[tuple[Any, str, 
 
 def _role(system: Any) -> Any:
     from conveyor.export.exporter import Exporter
+    from conveyor.settings import export_places
 
     piece = system.settings.export_piece_bytes
-    engines = (system.records, system.tasks, system.blobs, system.coordinator)
-    return Exporter(*engines, system.clock, piece, system.clock.new_id("exporter"))
+    places = export_places(system.settings)
+    name = system.clock.new_id("exporter")
+    return Exporter(system.records, system.tasks, system.blobs, system.coordinator, system.clock, piece, places, name)
 
 
 async def _ready(system: Any, export_id: str, role: Any) -> None:

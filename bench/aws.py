@@ -147,7 +147,7 @@ class Bill:
         if "ProjectionExpression" in payload:
             return sum(self._sizes.get(item.get("sk", {}).get("S", ""), 200) for item in items)
         scanned = answer.payload.get("ScannedCount", len(items))
-        return len(answer.body) * scanned // len(items) if items else 300 * scanned
+        return len(answer.body) * int(scanned) // len(items) if items else 300 * int(scanned)
 
     def _statement(self, statement: dict[str, Any]) -> int:
         parameters = statement["Parameters"]

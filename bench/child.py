@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A large fleet is simulated for a quarter of an hour where it has a core for itself.
 _TIMEOUT = 3600
 _LEAST = 1000
+_LEAST_SECONDS = 2.0
 
 
 class MeasurementFailed(Exception):
@@ -42,16 +43,23 @@ class Call:
 @dataclass(frozen=True)
 class Setup:
     """How a bench is run: the scale of its counts, how often, in which directory, and how long it may wait for a quiet
-    machine before each measurement."""
+    machine before each measurement. No count is below `least` or the least of its bench, and no time below
+    `least_seconds`."""
 
     scratch: Path
     size: float = 1.0
     repeat: int = 1
     profile: bool = False
     patience: float = 0.0
+    least: int = _LEAST
+    least_seconds: float = _LEAST_SECONDS
 
-    def count(self, full: int) -> int:
-        return max(_LEAST, int(full * self.size))
+    def count(self, full: int, least: int = _LEAST) -> int:
+        return max(min(least, self.least), int(full * self.size))
+
+    def seconds(self, full: float) -> float:
+        """A larger size does not take longer."""
+        return max(self.least_seconds, full * min(1.0, self.size))
 
     def ours(self, function: str, **arguments: Any) -> dict[str, Any]:
         """A measurement of our side: the one that is profiled."""

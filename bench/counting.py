@@ -20,7 +20,7 @@ from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queue
 from conveyor.engines.records import Records
 from conveyor.jobs.chunks import messages
-from conveyor.model import InputJson, JobKind, Mode, TaskSeed, TenantId
+from conveyor.model import InputJson, JobId, JobKind, Mode, TaskSeed, TenantId
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.service import Service
 from conveyor.settings import Settings
@@ -62,7 +62,9 @@ def counting(system: System) -> tuple[System, Counter[str]]:
         part.name: _Counting(part.name, getattr(system.records, part.name), calls)
         for part in dataclasses.fields(Records)
     }
-    seams = {name: _Counting(name, getattr(system, name), calls) for name in ("tasks", "queue", "coordinator", "blobs")}
+    seams: Any = {
+        name: _Counting(name, getattr(system, name), calls) for name in ("tasks", "queue", "coordinator", "blobs")
+    }
     return dataclasses.replace(system, records=Records(**parts), **seams), calls
 
 
@@ -77,7 +79,7 @@ async def idle_worker(
             for _ in range(runs):
                 spec = JobSpec(kind=JobKind.FETCH, mode=Mode.OPEN)
                 accepted = await Submit(system).submit(TenantId("bench"), spec)
-                job = await system.records.jobs.job(TenantId("bench"), accepted.subject)
+                job = await system.records.jobs.job(TenantId("bench"), JobId(accepted.subject))
                 assert job is not None
                 late = [msgspec.structs.replace(message, delay=_DELAY) for message in messages(job.key, [_SEED], 1)]
                 await system.queue.send(run_queue(job.run.run_id), late)
@@ -88,12 +90,6 @@ async def idle_worker(
 
 
 _SEED = TaskSeed(0, InputJson('"http://example.com/"'))
-
-
-def dataclasses_replace(message: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(message, delay=_DELAY)
 
 
 async def _drive(worker: Any, clock: Any, calls: Counter[str], warm_up: float, measured: float) -> dict[str, float]:

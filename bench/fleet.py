@@ -95,7 +95,8 @@ def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, 
     goal: tuple[str, float] = ("at most", 1.5)
     yield Figure("fleet", f"{name}: calls", "calls/task", [calls], smallest, [first["calls"]], goal, more)
     yield Figure("fleet", f"{name}: first start, p99", "ms", [ours["first_start"]["p99"] * 1e3], "1 s", [1e3])
-    yield Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0])
+    if ours["recovery"]:
+        yield Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0])
     before = _busy_before(setup, source, workers, runs)
     more = {key: before[key] for key in ("units", "calls", "tasks", "first_start", "recovery", "simulated")}
     yield Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
@@ -166,8 +167,8 @@ def _dollars_a_day(units: Mapping[str, float]) -> float:
 
 
 def _dollars_a_million(spent: Mapping[str, Any]) -> float:
-    return 1e6 * _dollars(spent["units"]) * float(spent["seconds"]) / max(1, spent["tasks"])
+    return 1e6 * _dollars(spent["units"]) * float(spent["seconds"]) / max(1, int(spent["tasks"]))
 
 
 def _calls_each(spent: Mapping[str, Any]) -> float:
-    return sum(spent["calls"].values()) * float(spent["seconds"]) / max(1, spent["tasks"])
+    return float(sum(spent["calls"].values())) * float(spent["seconds"]) / max(1, int(spent["tasks"]))

@@ -144,7 +144,7 @@ class World:
         if not self.is_before:
             from conveyor.coordination.ready_marks import ReadyMarks, marking_jobs, marking_queue
 
-            marks = ReadyMarks(coordinator, self.clock)  # type: ignore[arg-type]  # it has all methods
+            marks = ReadyMarks(coordinator, self.clock)
             queue, jobs = marking_queue(sqs, marks), marking_jobs(jobs, marks)
         records = SimpleNamespace(jobs=jobs, documents=documents, ingests=ingests)
         return SimpleNamespace(
@@ -162,6 +162,9 @@ class World:
         engines = self._engines(process)
         settings = Settings.load({}, worker_concurrency=SLOTS)
         lifecycle = Lifecycle(engines.records, engines.tasks, self.clock)
+        # No task has a body. The design of before passes no tasks to it.
+        given: Any = (None, engines.tasks, self.clock) if engines.marks is not None else (None, self.clock)
+        bodies = BodyStore(*given)
         worker = Worker(
             settings,
             self.clock,
@@ -169,8 +172,7 @@ class World:
             engines.tasks,
             engines.queue,
             engines.coordinator,
-            # No task has a body. The design of before passes no tasks to it.
-            BodyStore(None, *([] if engines.marks is None else [engines.tasks]), self.clock),
+            bodies,
             lifecycle,
             {JobKind.PYTHON: _sleeper(self, process)},
         )

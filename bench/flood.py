@@ -27,8 +27,9 @@ _JOBS = 100
 
 def run(setup: Setup) -> list[Figure]:
     # As seconds: a part of the size is a part of the minute.
-    seconds = max(2.0, SECONDS * min(1.0, setup.size))
-    flooded = [setup.ours("bench.flood:flooded", seconds=seconds) for _ in range(setup.repeat)]
+    seconds, idle_seconds = setup.seconds(SECONDS), setup.seconds(IDLE_SECONDS)
+    given = {"seconds": seconds, "idle_seconds": idle_seconds}
+    flooded = [setup.ours("bench.flood:flooded", **given) for _ in range(setup.repeat)]
     before, during = ([each[when] for each in flooded] for when in ("before", "during"))
     idle, busy = ([each[when] for each in flooded] for when in ("idle_mib", "busy_mib"))
     more = {
@@ -42,7 +43,7 @@ def run(setup: Setup) -> list[Figure]:
     ]
 
 
-async def flooded(seconds: float, place: str) -> dict[str, Any]:
+async def flooded(seconds: float, idle_seconds: float, place: str) -> dict[str, Any]:
     from bench.api import new_key, outside, served_api
     from bench.app import PausingExecutor
     from bench.belt import store
@@ -57,9 +58,9 @@ async def flooded(seconds: float, place: str) -> dict[str, Any]:
         meter = Meter()
         async with embedded.running(), served_api(system) as api:
             keys = [await new_key(system, tenant) for tenant in ("polite", "flood")]
-            times = (IDLE_SECONDS, seconds, _TIMES * capacity / FLOOD_TASKS)
+            times = (idle_seconds, seconds, _TIMES * capacity / FLOOD_TASKS)
             visits = asyncio.to_thread(outside, "bench.visitors", api.url, *keys, *map(str, times))
-            idle_peak = asyncio.create_task(_peak_after(IDLE_SECONDS))
+            idle_peak = asyncio.create_task(_peak_after(idle_seconds))
             seen = await visits
             ended = await _all_ended(system)
         spent = meter.stop()

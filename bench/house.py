@@ -32,7 +32,7 @@ _PATIENCE = 600.0
 
 
 def run(setup: Setup) -> list[Figure]:
-    count = max(50, int(COUNT * setup.size))
+    count = setup.count(COUNT, 50)
     measured = [setup.ours("bench.house:ours", count=count) for _ in range(setup.repeat)]
     needed = [NEEDED] * len(measured)
     figures = [
@@ -114,7 +114,7 @@ async def ours(count: int, place: str) -> dict[str, Any]:
             return not await system.records.outbox.undispatched(1)
 
         async def is_delivered() -> bool:
-            return receiver.posts >= count
+            return bool(receiver.posts >= count)
 
         async def is_purged() -> bool:
             return not await system.records.jobs.purgeable_jobs(clock.now(), 1)

@@ -85,6 +85,7 @@ async def ours(count: int, place: str) -> dict[str, Any]:
     """The list is staged; the clock runs from the message that asks for its ingest to the latch."""
     from bench.belt import TENANT, store
     from conveyor.embedded import Embedded
+    from conveyor.engines.queue import run_queue
     from conveyor.service import Service
     from conveyor.states import RunState
 
@@ -104,7 +105,7 @@ async def ours(count: int, place: str) -> dict[str, Any]:
         for service in services:
             service.stop()
         await asyncio.gather(*tasks)
-        depth = await system.queue.depth(f"run:{job.run.run_id}")
+        depth = await system.queue.depth(run_queue(job.run.run_id))
         if job.run.total != count or depth.ready < count // _CHUNK:
             raise MeasurementFailed(f"total {job.run.total}, messages {depth.ready}")
     return {"count": count, "bytes": _database_bytes(f"{place}/conveyor.db", count), **spent}

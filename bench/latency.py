@@ -34,6 +34,8 @@ JOBS = 60
 IDLE_JOBS = 300
 LISTED_JOBS = 10_000
 HALF_DONE = 1_000_000
+# Fewer tasks could end before the server is killed.
+LEAST_HALF_DONE = 20_000
 STARTS = 5
 LOOKS = 200
 
@@ -66,7 +68,7 @@ def run(setup: Setup) -> list[Figure]:
 
 def _one_task(setup: Setup, postgres: str | None, goal: float) -> list[Figure]:
     figures = []
-    count = max(20, round(JOBS * setup.size))
+    count = setup.count(JOBS, 20)
     for kind in ("noop", "fetch"):
         bare = [setup.bare("bench.latency:bare_pairs", count=count)["ms"] for _ in range(setup.repeat)]
         got = [setup.ours("bench.latency:one_task", kind=kind, count=count, postgres=postgres) for _ in bare]
@@ -81,11 +83,12 @@ def _one_task(setup: Setup, postgres: str | None, goal: float) -> list[Figure]:
 
 def _idle(setup: Setup, postgres: str | None) -> list[Figure]:
     figures = []
+    given = {"postgres": postgres, "settle": setup.seconds(_SETTLE_SECONDS), "seconds": setup.seconds(_IDLE_SECONDS)}
     for state in ("open", "paused"):
         points, shares = [], []
         for _ in range(setup.repeat):
-            none = setup.ours("bench.latency:idled", jobs=0, state=state, postgres=postgres)["percent"]
-            many = setup.ours("bench.latency:idled", jobs=IDLE_JOBS, state=state, postgres=postgres)["percent"]
+            none = setup.ours("bench.latency:idled", jobs=0, state=state, **given)["percent"]
+            many = setup.ours("bench.latency:idled", jobs=IDLE_JOBS, state=state, **given)["percent"]
             points.append(max(0.0, many - none))
             shares.append((none, many))
         name = f"{_stack(postgres)}: {IDLE_JOBS} {state} jobs, CPU"
@@ -96,7 +99,7 @@ def _idle(setup: Setup, postgres: str | None) -> list[Figure]:
 
 def _starts(setup: Setup) -> list[Figure]:
     empty = [setup.ours("bench.latency:started", count=STARTS) for _ in range(setup.repeat)]
-    tasks = setup.count(HALF_DONE)
+    tasks = max(LEAST_HALF_DONE, setup.count(HALF_DONE))
     half = [setup.ours("bench.latency:started_half_done", tasks=tasks) for _ in range(setup.repeat)]
     commands = [setup.ours("bench.latency:commands", count=STARTS) for _ in range(setup.repeat)]
     name = f"ready with a half-done job of {tasks:,}"
@@ -120,9 +123,9 @@ _AT_MOST = ("at most", 1.0)
 
 
 def _listing(setup: Setup) -> list[Figure]:
-    count = max(1000, round(LISTED_JOBS * setup.size))
-    many = [setup.ours("bench.latency:listed", jobs=count) for _ in range(setup.repeat)]
-    few = [setup.bare("bench.latency:listed", jobs=_PAGE) for _ in range(setup.repeat)]
+    count, settle = setup.count(LISTED_JOBS), setup.seconds(_SETTLE_SECONDS)
+    many = [setup.ours("bench.latency:listed", jobs=count, settle=settle) for _ in range(setup.repeat)]
+    few = [setup.bare("bench.latency:listed", jobs=_PAGE, settle=settle) for _ in range(setup.repeat)]
     return [
         Figure(
             "latency",
@@ -201,7 +204,7 @@ def bare_pairs(count: int, place: str) -> dict[str, Any]:
     return {"ms": median(taken), "disturbed": 0}
 
 
-def idled(jobs: int, state: str, postgres: str | None, place: str) -> dict[str, Any]:
+def idled(jobs: int, state: str, postgres: str | None, settle: float, seconds: float, place: str) -> dict[str, Any]:
     """The share of a core, in percent, that a server takes whose jobs have nothing to do."""
     with _up(place, _engines(postgres, place)) as server:
         client = Connection(server)
@@ -209,9 +212,9 @@ def idled(jobs: int, state: str, postgres: str | None, place: str) -> dict[str, 
             job = json.loads(client.send("POST", "/v1/jobs", {"kind": "fetch", "mode": "open"}))["id"]
             if state == "paused":
                 client.send("POST", f"/v1/jobs/{job}/pause", {})
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(settle)
         before, began = _cpu(server), time.perf_counter()
-        time.sleep(_IDLE_SECONDS)
+        time.sleep(seconds)
         share = (_cpu(server) - before) / (time.perf_counter() - began)
     return {"percent": round(100 * share, 2), "disturbed": 0}
 
@@ -314,12 +317,12 @@ def _child_cpu(script: tuple[str, ...]) -> float:
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
 
 
-def listed(jobs: int, place: str) -> dict[str, Any]:
+def listed(jobs: int, settle: float, place: str) -> dict[str, Any]:
     """Milliseconds of a page of ten at both places, and of one job."""
     settings = asyncio.run(_seeded("noop", jobs, 1, None, "", place))
     with _up(place, settings) as server:
         _watched(server, jobs, jobs)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(settle)
         client = Connection(server)
         page = json.loads(client.send("GET", f"/v1/jobs?limit={_PAGE}"))
         paths = {"first page": f"/v1/jobs?limit={_PAGE}", "one job": f"/v1/jobs/{page['items'][0]['id']}"}

@@ -103,15 +103,13 @@ async def _retried(system: Any, job: Any) -> int:
 @contextlib.contextmanager
 def degrading() -> Iterator[tuple[str, int]]:
     """The degrading server, in a process of its own: its URL and its process id."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.pace"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}", process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    command = [sys.executable, "-m", "bench.pace"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}", process.pid
+        finally:
+            process.terminate()
 
 
 class Degrading:

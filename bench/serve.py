@@ -7,6 +7,7 @@ one, that of the memory a job of ten thousand.
 
 import asyncio
 import heapq
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -48,9 +49,10 @@ _STATUS, _CANCEL, _DELETE, _RERUN = 10.0, 2000.0, 100.0, 2000.0
 def run(setup: Setup) -> list[Figure]:
     count = setup.count(COUNT)
     large, small = [], []
+    seconds = setup.seconds(_SLOW_SECONDS)
     for _ in range(setup.repeat):
-        large.append(setup.ours("bench.serve:served", count=count))
-        small.append(setup.bare("bench.serve:served", count=min(SMALL, count)))
+        large.append(setup.ours("bench.serve:served", count=count, seconds=seconds))
+        small.append(setup.bare("bench.serve:served", count=min(SMALL, count), seconds=seconds))
 
     def against(goal: float, name: str, field: str, of: Sequence[dict[str, Any]], **more: Any) -> Figure:
         limit, ours = f"goal, {goal:g} ms", [each[field] for each in of]
@@ -72,47 +74,50 @@ def run(setup: Setup) -> list[Figure]:
     ]
 
 
-async def served(count: int, place: str) -> dict[str, Any]:
+async def served(count: int, seconds: float, place: str) -> dict[str, Any]:
     from bench.belt import TENANT, store
     from conveyor.embedded import Embedded
     from conveyor.model import JobKind
 
     path = write_list(place, count)
     async with store(place) as system:
-        executor = _Marking(count)
+        executor = _Marking(count, seconds)
         embedded = Embedded(system, executors={JobKind.FETCH: executor})
         meter = Meter()
         async with embedded.running(), served_api(system) as api:
             job = await embedded.submit_list([str(path)], {"attempts": 1}, TENANT)
-            found = await _watch(api, job.job_id)
+            found = await _watch(api, job.job_id, count)
             await _check(api, job.job_id, count)
             found |= await _pages(api, job)
             found |= await _rerun(api, job.job_id, executor)
-            found |= await _full_speed(api, job.job_id)
+            found |= await _full_speed(api, job.job_id, count)
             found |= await _cancel(api, job.job_id, executor, count)
             found |= await _delete(api, job.job_id)
         return {"count": count, **found, **meter.stop()}
 
 
-async def _watch(api: Api, job_id: str) -> dict[str, float]:
+async def _watch(api: Api, job_id: str, count: int) -> dict[str, float]:
     """How long a look at the job takes, while its list is ingested and after that."""
     looks = await asyncio.to_thread(api.looks, f"/v1/jobs/{job_id}")
     return {
         name: value
         for state in ("ingesting", "running")
-        for name, value in _quantiles(state, [took for seen, took in looks if seen == state]).items()
+        for name, value in _quantiles(state, [took for seen, took in looks if seen == state], count).items()
     }
 
 
-async def _full_speed(api: Api, job_id: str) -> dict[str, float]:
+async def _full_speed(api: Api, job_id: str, count: int) -> dict[str, float]:
     """All of it again, as fast as it goes."""
     await api.json("POST", f"/v1/jobs/{job_id}/rerun", {"select": "all"})
     looks = await asyncio.to_thread(api.looks, f"/v1/jobs/{job_id}")
-    return _quantiles("full", [took for _, took in looks])
+    return _quantiles("full", [took for _, took in looks], count)
 
 
-def _quantiles(name: str, times: Sequence[float]) -> dict[str, float]:
+def _quantiles(name: str, times: Sequence[float], count: int) -> dict[str, float]:
     if len(times) < 2:
+        if count < SMALL:
+            # Over between two looks.
+            return dict.fromkeys((f"{name}_p50", f"{name}_p99"), max(times, default=math.nan))
         raise MeasurementFailed(f"the job was not seen twice: {name}")
     hundredths = statistics.quantiles(times, n=100, method="inclusive")
     return {f"{name}_p50": hundredths[49], f"{name}_p99": hundredths[98]}
@@ -186,8 +191,8 @@ async def _delete(api: Api, job_id: str) -> dict[str, float]:
 class _Marking(LocalExecutor):
     """Fetches nothing; some tasks fail in the first run. Marks when each run first and last started something."""
 
-    def __init__(self, count: int) -> None:
-        self._pause = _SLOW_SECONDS * _SLOTS * _SLOW_GRAIN / count
+    def __init__(self, count: int, seconds: float) -> None:
+        self._pause = seconds * _SLOTS * _SLOW_GRAIN / count
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
 

@@ -77,7 +77,7 @@ def _drains(setup: Setup, stack: str, kind: str, where: dict[str, Any]) -> list[
 
 def _submits(setup: Setup) -> list[Figure]:
     """With workers, which run the jobs at the same time, and without."""
-    count = max(100, round(SUBMITS * setup.size))
+    count = setup.count(SUBMITS, 100)
     ours: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     bare = []
     for _ in range(setup.repeat):
@@ -95,7 +95,7 @@ def _submits(setup: Setup) -> list[Figure]:
 
 def _kills(setup: Setup, where: dict[str, Any]) -> list[Figure]:
     figures = []
-    for jobs, tasks in ((1, setup.count(30_000)), (max(10, round(300 * setup.size)), 100)):
+    for jobs, tasks in ((1, setup.count(30_000)), (setup.count(300, 10), 100)):
         got = [setup.ours("bench.small:killed", jobs=jobs, tasks=tasks) for _ in range(setup.repeat)]
         name = f"fetched again after kill -9, {jobs:,} x {tasks:,}"
         again, bound = [each["again"] for each in got], [each["bound"] for each in got]

@@ -222,7 +222,7 @@ async def soak(place: Path, postgres: Server, redis: RedisServer, options: argpa
         async with open_system(settings) as system:
             ended = await _until_ended(system, clients.entries)
         died = [process.args for process in processes if process.poll() is not None]
-    wrong = [f"died with {process.returncode}: {process.args}" for process in processes if process.args in died]
+    wrong = [f"died with {process.returncode}: {process.args!r}" for process in processes if process.args in died]
     wrong += [] if trouble.done else ["nothing was taken down: give it more --seconds"]
     wrong += [] if ended else [f"not all have ended {_PATIENCE:g} s after the last trouble"]
     async with open_system(settings) as system:
