@@ -5,7 +5,7 @@ are served meanwhile. Finished attempts make room, and what they say about their
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -172,26 +172,32 @@ class PacedRefs(Generic[T]):
 
     def admit(self, entries: Sequence[T], limit: int = LARGEST) -> list[T]:
         """Return those that may start now, at most `limit`. The others wait here."""
+        if self.keeps_part:
+            self._note_hosts(entries)
         now = self._clock.monotonic()
         admitted: list[T] = []
+        # How many more of each host may start, and those that do.
+        rooms: dict[HostPace, int] = {}
+        counts: dict[HostPace, int] = {}
         pace: HostPace | None = None
-        prefix, room, taken = "\0", 0, 0
+        prefix = "\0"
         for entry in entries:
             if not entry.ref.input.startswith(prefix):
-                self._start(pace, taken)
                 pace, prefix = self._pace_of(entry.ref)
-                if pace is not self._only and pace is not None:
-                    self._note_host(pace)
-                room, taken = (0, 0) if pace is None or pace in self._held else (pace.room(self, now), 0)
+                if pace is not None and pace not in rooms:
+                    rooms[pace] = 0 if pace in self._held else pace.room(self, now)
             if pace is None:
                 admitted.append(entry)
-            elif room > taken and len(admitted) < limit:
-                taken += 1
+            elif rooms[pace] > 0 and len(admitted) < limit:
+                rooms[pace] -= 1
+                counts[pace] = counts.get(pace, 0) + 1
                 entry.pace = pace
                 admitted.append(entry)
             else:
+                rooms[pace] = 0
                 self._hold(pace, entry)
-        self._start(pace, taken)
+        for pace, count in counts.items():
+            self._start(pace, count)
         return admitted
 
     def take(self, limit: int) -> list[T]:
@@ -249,8 +255,8 @@ class PacedRefs(Generic[T]):
         if not self._used:
             return
         now = self._clock.monotonic()
-        for pace, first, end in _by_pace(entries):
-            pace.finish(self, end - first, now)
+        for pace, places in _by_pace(entries).items():
+            pace.finish(self, len(places), now)
             if self not in pace.users:
                 self._used.discard(pace)
         for entry in entries:
@@ -263,9 +269,10 @@ class PacedRefs(Generic[T]):
         if not self._used:
             return
         now = self._clock.monotonic()
-        for pace, first, end in _by_pace(entries):
+        for pace, places in _by_pace(entries).items():
             seconds: list[float] = []
-            for entry, outcome in zip(entries[first:end], outcomes[first:end], strict=True):
+            for place in places:
+                entry, outcome = entries[place], outcomes[place]
                 code = None if outcome.error is None else outcome.error.code
                 if code == _REFUSAL:
                     pace.refuse(now, outcome.retry_after)
@@ -281,8 +288,8 @@ class PacedRefs(Generic[T]):
         if not self._used:
             return
         now = self._clock.monotonic()
-        for pace, first, end in _by_pace(entries):
-            pace.learn(elapsed[first:end], now, lag)
+        for pace, places in _by_pace(entries).items():
+            pace.learn([elapsed[place] for place in places], now, lag)
 
     def on_room(self, pace: HostPace) -> None:
         """References that wait for this host may start now."""
@@ -406,8 +413,8 @@ class PacedRefs(Generic[T]):
         queue.append(entry)
         self._count += 1
 
-    def _start(self, pace: HostPace | None, count: int) -> None:
-        if pace is not None and count:
+    def _start(self, pace: HostPace, count: int) -> None:
+        if count:
             pace.start(self, count)
             self._used.add(pace)
 
@@ -432,18 +439,29 @@ class PacedRefs(Generic[T]):
             if not entry.is_lost:
                 self._postpone(entry, delay)
 
-    def _note_host(self, pace: HostPace) -> None:
-        """Note that there are references of another host than before."""
-        if self._only is not None and self._only.host != pace.host and not self._is_mixed:
-            self._is_mixed = True
-            if self._may_keep and self._used:
-                for used in self._used:
-                    used.note_width(self)
-                # More of the first host were sent than it may have at once.
-                self._hold_back()
-                self._has_news = True
-                self._resume_later()
-        self._only = pace
+    def _note_hosts(self, entries: Sequence[T]) -> None:
+        """Note whether there are references of another host than before. Those of one alone may be sent ahead."""
+        prefix = "\0"
+        for entry in entries:
+            if entry.ref.input.startswith(prefix):
+                continue
+            pace, prefix = self._pace_of(entry.ref)
+            if pace is None:
+                continue
+            if self._only is not None and self._only.host != pace.host:
+                self._mix_hosts()
+                return
+            self._only = pace
+
+    def _mix_hosts(self) -> None:
+        self._is_mixed = True
+        if self._used:
+            for used in self._used:
+                used.note_width(self)
+            # More of the first host were sent than it may have at once.
+            self._hold_back()
+            self._has_news = True
+            self._resume_later()
 
     def _resume_later(self) -> None:
         if not self._is_resuming:
@@ -481,14 +499,14 @@ class PacedRefs(Generic[T]):
         self._resume()
 
 
-def _by_pace(entries: Sequence[T]) -> Iterator[tuple[HostPace, int, int]]:
-    """Yield the pace of neighbours with the same one, and where they begin and end."""
-    first = 0
-    pace: HostPace | None = None
-    for at, entry in enumerate(entries):
-        if entry.pace is not pace:
-            if pace is not None:
-                yield pace, first, at
-            first, pace = at, entry.pace
-    if pace is not None:
-        yield pace, first, len(entries)
+def _by_pace(entries: Sequence[T]) -> dict[HostPace, Sequence[int]]:
+    """The places of these references by the pace of their host."""
+    paces = [entry.pace for entry in entries]
+    first = paces[0] if paces else None
+    if first is not None and paces.count(first) == len(paces):
+        return {first: range(len(paces))}
+    places: dict[HostPace, list[int]] = {}
+    for place, pace in enumerate(paces):
+        if pace is not None:
+            places.setdefault(pace, []).append(place)
+    return dict(places)

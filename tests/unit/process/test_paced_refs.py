@@ -223,6 +223,36 @@ async def test_a_lane_that_loses_its_slots_passes_its_turn_on(clock: ManualClock
         lane.refs.close()
 
 
+async def test_a_list_in_any_order_of_hosts_is_admitted_and_learned_from_by_host(
+    clock: ManualClock, paces: Paces
+) -> None:
+    lane = PacedLane(clock, paces)
+    by_host = [entries_of(f"{number}.example", 3 * START) for number in range(3)]
+    mixed = [entry for neighbours in zip(*by_host, strict=True) for entry in neighbours]
+    sent = lane.refs.admit(mixed)
+    assert sent == mixed[: 3 * START]
+    assert len(lane.refs) == 6 * START
+    found = [pace for pace in {entry.pace for entry in sent} if pace is not None]
+    assert [pace.in_flight for pace in found] == [START] * 3
+    lane.refs.learn_pages(sent, [0.1] * len(sent))
+    assert [pace.limit for pace in found] == [2 * START] * 3
+    lane.refs.release(sent)
+    assert len(lane.refs.take(100)) == 6 * START
+    lane.refs.close()
+
+
+async def test_references_of_one_host_are_not_sent_ahead_if_others_come_with_them(
+    clock: ManualClock, paces: Paces
+) -> None:
+    """Which of them run is not known then, so that all of the first host might at once."""
+    lane = PacedLane(clock, paces)
+    lane.refs.keep_part()
+    entries = entries_of("a.example", 100)
+    lane.refs.expect(entries[0].ref)
+    assert len(lane.refs.admit(entries + entries_of("b.example", 1))) == START + 1
+    lane.refs.close()
+
+
 async def test_a_page_that_fails_again_in_a_retry_lowers_no_limit(clock: ManualClock, paces: Paces) -> None:
     broken = Outcome(TaskStatus.PENDING, http_status=503, error=TaskError("http_503", "always"))
     for attempt, is_lowered in ((2, False), (1, True)):
