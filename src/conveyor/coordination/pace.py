@@ -15,7 +15,7 @@ Each worker finds its own part: as flows of TCP do, workers that share a host co
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Protocol
@@ -134,6 +134,7 @@ class HostPace:
         "_falls",
         "_first_share",
         "_fresh_from",
+        "_is_divided",
         "_is_fresh",
         "_lag",
         "_lanes",
@@ -158,6 +159,7 @@ class HostPace:
         "_tolerated",
         "_tolerated_until",
         "_trial",
+        "_turns",
         "_undecided_until",
         "_vain",
         "_warned",
@@ -184,17 +186,19 @@ class HostPace:
         self.host = host
         self.limit = float(START)
         # What was sent, how much of it runs at once, and what lanes that keep to their parts have sent beyond those.
-        self.in_flight = 0
-        self.in_use = 0
-        self._ahead = 0
-        # What each lane has in flight, and the lanes with references that wait, in the order of their turns.
+        self.in_flight = self.in_use = self._ahead = 0
+        # What each lane has in flight, the lanes with references that wait, and those of them that have slots, in the
+        # order of their turns. A lane without slots looks for room when it gets some.
         self.users: dict[PaceUser, int] = {}
         self.waiting: dict[PaceUser, None] = {}
-        # The slots of all these lanes, what of each runs and what is sent ahead; all slots; and the lanes' parts of the
-        # limit, if there are more slots than that and they were asked for.
+        self._turns: dict[PaceUser, None] = {}
+        # The slots of those lanes that have slots or something in flight, what of each runs and what is sent ahead; all
+        # slots; and the lanes' parts of the limit, if there are more slots than that and they were asked for. Whether
+        # lanes that keep to their parts know them as they are now.
         self._lanes: dict[PaceUser, tuple[int, int, int]] = {}
         self._slots = 0
         self._parts: dict[PaceUser, int] | None = None
+        self._is_divided = False
         self.paused_until = 0.0
         # Where requests failed, and when the limit may pass it again.
         self.ceiling = inf
@@ -279,7 +283,7 @@ class HostPace:
         lanes = len(self._lanes) + (user not in self._lanes)
         if lanes > limit:
             # They take turns.
-            return int(user in self._next(self.waiting, max(0, limit - self._exact)))
+            return int(user in islice(self._turns, max(0, limit - self._exact)))
         if user.keeps_part:
             part = self.part(user)
             return LARGEST if part == LARGEST else max(0, 2 * part + _AHEAD - self.users.get(user, 0))
@@ -297,9 +301,6 @@ class HostPace:
         """Return how many requests at once this lane may make now, if it keeps to that."""
         limit = max(1, int(self.limit))
         is_known = user in self._lanes
-        if is_known:
-            # It may have got more slots just now.
-            self.note_width(user)
         if self._slots + (0 if is_known else user.slots) <= limit:
             return LARGEST
         lanes = len(self._lanes) + (not is_known)
@@ -314,6 +315,7 @@ class HostPace:
     def wait(self, user: PaceUser, *, is_waiting: bool) -> None:
         """Note whether references of a lane wait; its turn is after that of the others."""
         self.waiting.pop(user, None)
+        self._turns.pop(user, None)
         if is_waiting:
             self.waiting[user] = None
         self.note_width(user)
@@ -335,39 +337,46 @@ class HostPace:
         else:
             self.users.pop(user, None)
         self.note_width(user)
-        self.wake(now)
+        self.wake(now, user)
 
-    def wake(self, now: float) -> None:
-        """Let lanes know that there is room, if there is."""
-        if not self.waiting or now < self.paused_until:
+    def wake(self, now: float, finished: PaceUser | None = None) -> None:
+        """Let lanes know that there is room, if there is. With `finished` it is because this lane sends less."""
+        if not self._turns or now < self.paused_until:
             return
         limit = max(1, int(self.limit))
-        waiting = list(self.waiting)
+        waiting = list(self._turns)
         if (lanes := len(self._lanes)) <= limit:
-            for user in waiting:
+            # What one of them sends leaves the parts of the others as they are.
+            is_new, self._is_divided = finished is None or not self._is_divided, True
+            for user in waiting if is_new else [finished] if finished in self._turns else []:
                 if user.keeps_part and self.room(user, now) > 0:
                     user.on_room(self)
             # A lane that has its share leaves the rest to those behind it.
             share = ceil(limit / lanes)
             others = [user for user in waiting if not user.keeps_part]
             waiting = [user for user in others if share >= user.bound or self.users.get(user, 0) < share]
-        for user in self._next(waiting, max(0, limit - self._exact)):
+        for user in waiting[: max(0, limit - self._exact)]:
             user.on_room(self)
 
     def note_width(self, user: PaceUser) -> None:
         """Note the slots and the width of a lane, and what it has sent."""
         slots, runs, ahead = self._lanes.get(user, (-1, 0, 0))
         count = self.users.get(user, 0)
-        if count or user in self.waiting:
+        waits = user in self.waiting and user.slots > 0
+        if count or waits:
             new_slots, new_runs = user.slots, min(count, user.width)
             new_ahead = count - new_runs if user.keeps_part else 0
             self._lanes[user] = new_slots, new_runs, new_ahead
         else:
             new_slots, new_runs, new_ahead = -1, 0, 0
             self._lanes.pop(user, None)
+        if waits:
+            self._turns.setdefault(user)
+        else:
+            self._turns.pop(user, None)
         if new_slots != slots:
             self._slots += max(0, new_slots) - max(0, slots)
-            self._parts = None
+            self._parts, self._is_divided = None, False
         self.in_use += new_runs - runs
         self._ahead += new_ahead - ahead
 
@@ -633,11 +642,6 @@ class HostPace:
         self._running = 0
         self._note_running()
 
-    @staticmethod
-    def _next(waiting: Iterable[PaceUser], count: int) -> list[PaceUser]:
-        """Return the lanes whose turn it is. One without slots cannot take a turn."""
-        return list(islice((user for user in waiting if user.slots > 0), count))
-
     @property
     def _exact(self) -> int:
         """What is in flight, without what waits in lanes that keep to their parts."""
@@ -674,4 +678,5 @@ class HostPace:
 
     def _set(self, limit: float) -> None:
         if limit != self.limit:
-            self.limit, self.is_changed, self._parts = limit, True, None
+            self.limit, self.is_changed = limit, True
+            self._parts, self._is_divided = None, False

@@ -119,7 +119,7 @@ class Feeder:
 
     def _shortage(self, lane: Lane, now: float) -> tuple[int, int]:
         """Return how many recovered and how many new references the lane should get."""
-        if now < lane.next_poll and now < lane.next_recovery and not lane.is_paced:
+        if now < lane.next_poll and now < lane.next_recovery and not lane.is_crowded:
             # The usual case where many small runs are served: each has all of its references.
             return 0, 0
         if lane.open_until() is not None:

@@ -173,7 +173,6 @@ class Lane(ABC):
             target,
             tools.clock,
             tools.recovery_ratio,
-            lambda: self.width,
             self._resume,
             self._hold_back,
             self._postpone,
@@ -362,6 +361,7 @@ class Lane(ABC):
     async def stop(self, grace: float) -> list[LeasedChunk]:
         """Start nothing more, give running attempts `grace` seconds, and return the unfinished chunks."""
         self.width = 0
+        self._paced.set_slots(0)
         self._waiting.clear()
         self._targets.stop()
         self._paced.stop()

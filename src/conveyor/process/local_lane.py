@@ -44,6 +44,7 @@ class LocalLane(Lane):
 
     def set_width(self, width: int) -> None:
         self.width = width
+        self._paced.set_slots(width)
         if self._backing_off is not None:
             return
         free = width - self.active

@@ -48,9 +48,8 @@ T = TypeVar("T", bound=Paced)
 
 
 class PacedRefs(Generic[T]):
-    """`slots` returns how many tasks the lane may run at once, `resume` makes it start those that can, `hold_back` has
-    references returned that were sent and have not started, `postpone` requeues one with a delay in seconds, and
-    `spawn` runs a task of the lane.
+    """`resume` makes the lane start those that can, `hold_back` has references returned that were sent and have not
+    started, `postpone` requeues one with a delay in seconds, and `spawn` runs a task of the lane.
 
     A lane whose runners are told how many tasks to run at once calls `keep_part`. It may send ahead then, while it has
     references of one host alone; with those of several, which of them run is not known here.
@@ -63,7 +62,6 @@ class PacedRefs(Generic[T]):
         target: Callable[[TaskRef], str | None],
         clock: Clock,
         ratio: int,
-        slots: Callable[[], int],
         resume: Callable[[], None],
         hold_back: Callable[[], None],
         postpone: Callable[[T, float], None],
@@ -74,7 +72,6 @@ class PacedRefs(Generic[T]):
         self._target = target
         self._clock = clock
         self._ratio = ratio
-        self._slots = slots
         self._resume = resume
         self._hold_back = hold_back
         self._postpone = postpone
@@ -84,12 +81,13 @@ class PacedRefs(Generic[T]):
         self._least_stay = _LEAST_LONG_STAY if job.kind in LONG_KINDS else _LEAST_STAY
         self._held: dict[HostPace, RetryFirstQueue[T]] = {}
         self._count = 0
-        # Whether the lane keeps to its part of a pace if it can; the only host so far; and how many tasks run at most.
+        # How many tasks the lane may run at once as far as the worker is concerned, and how many it runs at most.
+        self.slots = 0
+        self.width = 0
+        # Whether the lane keeps to its part of a pace if it can, and the only host so far.
         self._may_keep = False
         self._only: HostPace | None = None
         self._is_mixed = False
-        self._reach: int | None = None
-        self._has_slots = False
         # Hosts that may have room.
         self._ready: dict[HostPace, None] = {}
         self._prefixes: dict[str, HostPace] = {}
@@ -107,14 +105,6 @@ class PacedRefs(Generic[T]):
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def slots(self) -> int:
-        return self._slots()
-
-    @property
-    def width(self) -> int:
-        return self._slots() if self._reach is None else self._reach
 
     @property
     def keeps_part(self) -> bool:
@@ -143,22 +133,28 @@ class PacedRefs(Generic[T]):
         if self.is_on and self._only is None:
             self._only = self._pace_of(ref)[0]
 
-    def note_width(self, reach: int) -> None:
-        """Note how many tasks the lane runs at most, now that its slots or its part have changed."""
-        self._reach = reach
-        for pace in self._used | self._held.keys():
-            pace.note_width(self)
-        if (has_slots := self._slots() > 0) is self._has_slots:
+    def set_slots(self, slots: int) -> None:
+        """The lane may run so many tasks at once now, and does so unless `set_width` says less."""
+        if slots == self.slots:
             return
-        self._has_slots = has_slots
+        had_slots, self.slots = self.slots > 0, slots
+        self.set_width(slots)
+        if had_slots is (slots > 0):
+            return
         now = self._clock.monotonic()
         for pace in self._held:
-            if not has_slots:
+            if had_slots:
                 # Its turn is another lane's.
                 self._ready.pop(pace, None)
                 pace.wake(now)
             elif pace.room(self, now) > 0:
                 self._ready[pace] = None
+
+    def set_width(self, width: int) -> None:
+        """The lane runs so many tasks at once at most."""
+        self.width = width
+        for pace in self._used | self._held.keys():
+            pace.note_width(self)
 
     @property
     def has_ready(self) -> bool:

@@ -423,6 +423,7 @@ def test_lanes_that_keep_to_their_parts_divide_the_limit_and_send_ahead() -> Non
     pace.note_width(lanes[1])
     assert pace.part(lanes[1]) >= LARGEST, "the pace is not what limits it"
     lanes[1].slots = 100
+    pace.note_width(lanes[1])
     assert pace.part(lanes[1]) == START, "it has more slots by now"
 
 
@@ -451,3 +452,32 @@ def test_long_attempts_let_the_limit_grow_while_none_fails() -> None:
     assert pace.limit == 2 * START
     pace.grow_while_alive(10.0)
     assert pace.limit == 2 * START, "it is not in use"
+
+
+def test_lanes_that_have_no_slots_and_run_nothing_have_no_part_in_the_limit() -> None:
+    """Of many small jobs few have slots at a time. The others must not make them take turns."""
+    pace = HostPace("acme", "a.example")
+    lanes = [Lane(keeps_part=True) for _ in range(100)]
+    for number, lane in enumerate(lanes):
+        lane.slots = 4 if number < 2 else 0
+        pace.wait(lane, is_waiting=True)
+    assert not pace.takes_turns
+    assert [pace.part(lane) for lane in lanes[:2]] == [LARGEST, LARGEST], "there are no more slots than that"
+    assert pace.room(lanes[1], 0.0) == LARGEST
+
+
+def test_what_a_lane_finishes_wakes_no_others_whose_parts_it_leaves_as_they_are() -> None:
+    """With hundreds of lanes, all of them for each batch of outcomes took most of the time of a worker."""
+    pace = HostPace("acme", "a.example")
+    lanes = [Lane(keeps_part=True) for _ in range(4)]
+    lanes[3].slots = 0
+    for lane in lanes:
+        pace.start(lane, 100)
+        pace.wait(lane, is_waiting=True)
+    pace.finish(lanes[0], 1, 0.0)
+    before = [lane.woken for lane in lanes]
+    pace.finish(lanes[0], 99, 0.0)
+    assert [lane.woken - each for lane, each in zip(lanes, before, strict=True)] == [1, 0, 0, 0]
+    pace.wait(lanes[0], is_waiting=False)
+    pace.finish(lanes[1], 100, 0.0)
+    assert [lane.woken - each for lane, each in zip(lanes, before, strict=True)] == [1, 1, 1, 0], "it has a larger part"

@@ -26,13 +26,13 @@ class PacedLane:
     def __init__(self, clock: ManualClock, paces: Paces) -> None:
         self.postponed: list[tuple[int, float]] = []
         self.woken = 0
-        self.slots = 64
         self.sent: list[LeasedRef] = []
         job = make_job(clock, kind=JobKind.FETCH, pace=Pace.AUTO, concurrency=64)
         self.refs: PacedRefs[LeasedRef] = PacedRefs(
-            paces, job, host_of, clock, 4, lambda: self.slots, self._wake, lambda: None, self._postpone, self._spawn
+            paces, job, host_of, clock, 4, self._wake, lambda: None, self._postpone, self._spawn
         )
         assert self.refs.is_on
+        self.refs.set_slots(64)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -186,20 +186,17 @@ async def test_a_lane_without_slots_keeps_no_turn_from_the_others(clock: ManualC
     """There are more lanes than requests at once. Which of them have slots is for the worker to say."""
     lanes = [PacedLane(clock, paces) for _ in range(START + 3)]
     for number, lane in enumerate(lanes):
-        lane.slots = 1
-        lane.refs.note_width(1)
+        lane.refs.set_slots(1)
         lane.sent = lane.refs.admit(entries_of("a.example", 1 if number < START else 2))
     assert [len(lane.sent) for lane in lanes] == [1] * START + [0] * 3
     for lane in lanes[START:-1]:
-        lane.slots = 0
-        lane.refs.note_width(0)
+        lane.refs.set_slots(0)
     lanes[0].finish(lanes[0].sent)
     await asyncio.sleep(0)
     assert [lane.woken for lane in lanes[START:]] == [0, 0, 1], "the last one, which has a slot"
     assert len(lanes[-1].refs.take(1)) == 1
     lanes[1].finish(lanes[1].sent)
-    lanes[-2].slots = 1
-    lanes[-2].refs.note_width(1)
+    lanes[-2].refs.set_slots(1)
     assert len(lanes[-2].refs.take(1)) == 1, "once it has a slot"
     for lane in lanes:
         lane.refs.close()
@@ -208,14 +205,12 @@ async def test_a_lane_without_slots_keeps_no_turn_from_the_others(clock: ManualC
 async def test_a_lane_that_loses_its_slots_passes_its_turn_on(clock: ManualClock, paces: Paces) -> None:
     lanes = [PacedLane(clock, paces) for _ in range(START + 2)]
     for number, lane in enumerate(lanes):
-        lane.slots = 1
-        lane.refs.note_width(1)
+        lane.refs.set_slots(1)
         lane.sent = lane.refs.admit(entries_of("a.example", 1 if number < START else 2))
     lanes[0].finish(lanes[0].sent)
     await asyncio.sleep(0)
     assert [lane.woken for lane in lanes[START:]] == [1, 0]
-    lanes[START].slots = 0
-    lanes[START].refs.note_width(0)
+    lanes[START].refs.set_slots(0)
     await asyncio.sleep(0)
     assert [lane.woken for lane in lanes[START:]] == [1, 1]
     assert not lanes[START].refs.take(1)

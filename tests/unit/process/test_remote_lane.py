@@ -150,10 +150,12 @@ async def test_a_lane_gets_larger_portions_at_a_quick_host_and_the_largest_when_
 
     first = new_lane(100, "quick.test", 100)
     assert first.portion == 1, "nothing is known of its attempts"
+    second = new_lane(100, "quick.test", 100)
     first.set_width(1)
     fetchers.end(first, b"x")
     assert first.portion == 64
     assert new_lane(100, "quick.test", 100).portion == 64, "another run at the same host"
+    assert second.portion == 64, "one that was there before anything was known"
     assert new_lane(100, "other.test", 100).portion == 1
     assert new_lane(300, "quick.test", 300).portion == 16, "it has more left"
     assert new_lane(100, "quick.test", 1000).portion == 16, "more of it is in the queue"

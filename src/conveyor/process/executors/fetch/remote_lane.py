@@ -101,6 +101,9 @@ class RemoteLane(Lane):
 
     @property
     def portion(self) -> int:
+        if self._seconds is None:
+            # Others may have heard from its host since it began.
+            self._learn_of_host()
         if self._seconds is None or self._seconds >= _QUICK_SECONDS:
             return 1
         left = self._sent + len(self._waiting)
@@ -117,7 +120,7 @@ class RemoteLane(Lane):
 
     def is_settled(self, width: int) -> bool:
         """Outcomes make the lane send more by themselves; what was fed, and what fetchers must return, needs a call."""
-        is_paced = len(self._paced) > 0 or self.reach != self._find_reach(width)
+        is_paced = (width > 0 and len(self._paced) > 0) or self.reach != self._find_reach(width)
         is_plain = not (self._targets.is_limited or is_paced or self._gate.is_watching or self._is_over)
         is_idle = self._sent == 0 and not self._waiting
         has_sent_all = len(self._waiting) > 0 and not self._has_news and self._backing_off is None
@@ -146,6 +149,7 @@ class RemoteLane(Lane):
 
     def set_width(self, width: int) -> None:
         self.width = width
+        self._paced.set_slots(width)
         self._set_reach(self._find_reach(width))
         self._has_news, self._generation = False, self._fetchers.generation
         # Fetchers need the width even when there is nothing to send.
@@ -165,8 +169,8 @@ class RemoteLane(Lane):
             self._is_modest = False
             self._owner.request_tick()
         self.reach = reach
-        if self._paced.is_on:
-            self._paced.note_width(reach)
+        if self._paced.width != reach:
+            self._paced.set_width(reach)
 
     def _follow_pace(self) -> None:
         """Tell fetchers how many attempts they may run, if the pace has changed that."""
