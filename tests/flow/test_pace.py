@@ -96,6 +96,22 @@ async def test_a_lane_of_one_host_sends_ahead_and_its_fetchers_run_what_the_host
         assert fleet.executor.most["one.example"] <= 32, "the limit doubles until it is refused"
 
 
+async def test_a_lane_that_has_sent_all_of_its_references_gets_slots_as_the_limit_grows() -> None:
+    """They are at its fetchers, which run no more than its slots."""
+    async with open_fleet() as fleet:
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            await fleet.clock.sleep(1.0)
+            outcome = success()
+            outcome.elapsed = 1.0
+            return outcome
+
+        job = await submit(fleet, {"one.example": 60})
+        fleet.start(worker_of(fleet, act, remote=True))
+        await fleet.ended(job, within=60)
+        assert fleet.executor.most["one.example"] >= 16
+
+
 @both_lanes
 async def test_retry_after_holds_for_the_whole_host(remote: bool) -> None:
     async with open_fleet() as fleet:

@@ -94,6 +94,9 @@ class RemoteLane(Lane):
     @property
     def demand(self) -> int:
         demand = super().demand
+        if self._paced.is_on:
+            # What fetchers have beyond the lane's part runs as soon as that grows.
+            demand += self._sent - self.active
         # More slots than the host can use soon are better used by other lanes.
         modest = max(_LEAST_SLOTS, _SHARES_OF_SLOTS * self._paced.share)
         self._is_modest = modest < demand
