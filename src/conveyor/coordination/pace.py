@@ -36,8 +36,8 @@ _OWN_DELAY = 4.0
 _LEAST_SECONDS = 0.1
 # Growth for each round trip after the slow start, as a share of the limit.
 _GROWTH = 0.05
-# After how many seconds at most all attempts count again after the limit has doubled.
-_LONGEST_DOUBLING = 10.0
+# After how many seconds at most the load has doubled with the limit, and all attempts count again after that.
+_LONGEST_FILL, _LONGEST_DOUBLING = 0.1, 10.0
 # The latency of a round trip: what this share of its attempts stay below.
 _QUANTILE = 1 / 3
 # Two quantiles half of the attempts apart around it, and by how many of its standard errors it may be higher by chance.
@@ -583,7 +583,7 @@ class HostPace:
         if self.limit < self._threshold:
             limit = min(self.limit * 2, max(self._threshold, self.limit + 1))
             # The next round trip is of those that begin when the load has doubled, too.
-            self._fresh_from, self._is_fresh = now + min(self.latency, _LONGEST_DOUBLING / 2), True
+            self._fresh_from, self._is_fresh = now + min(self.latency, _LONGEST_FILL), True
         else:
             limit = self.limit + max(1.0, self.limit * _GROWTH)
         if now < self.probe_at:

@@ -454,6 +454,24 @@ def test_long_attempts_let_the_limit_grow_while_none_fails() -> None:
     assert pace.limit == 2 * START, "it is not in use"
 
 
+def test_the_limit_doubles_with_each_second_round_trip_while_latency_is_flat() -> None:
+    """What began before the load had doubled does not count, and that takes no longer where latency is high."""
+    latency = 1.0
+    server, pace, lane = Server(100_000, latency), HostPace("acme", "a.example"), Lane(1000)
+    answers: list[tuple[float, int, float]] = []
+    now, sent = 0.0, 0
+    while pace.limit < 32 * START:
+        for _ in range(pace.room(lane, now)):
+            sent += 1
+            pace.start(lane, 1)
+            elapsed = server.answer()[1]
+            heapq.heappush(answers, (now + elapsed, sent, elapsed))
+        now, _, elapsed = heapq.heappop(answers)
+        pace.learn([elapsed], now)
+        pace.finish(lane, 1, now)
+    assert now < 5 * 2 * latency
+
+
 def test_lanes_that_have_no_slots_and_run_nothing_have_no_part_in_the_limit() -> None:
     """Of many small jobs few have slots at a time. The others must not make them take turns."""
     pace = HostPace("acme", "a.example")
