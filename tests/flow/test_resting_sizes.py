@@ -12,6 +12,7 @@ from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
 from conveyor.coordination.waits import Wait
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.postgres.queries import made_for
 from conveyor.engines.queue import run_queue
 from conveyor.errors import JobEnded
 from conveyor.export.exports import Exports, ExportState
@@ -20,6 +21,7 @@ from conveyor.jobs.chunks import messages
 from conveyor.model import Job, JobId, JobKind, Mode, Outcome, RunId, TaskRef
 from conveyor.process.executors.download import exchange
 from conveyor.process.worker import Worker
+from conveyor.read import body_names
 from conveyor.states import ENDED, RunState
 from tests.faults.one_fault import Injector
 from tests.faults.one_fault_scenarios import Pieces, host_of, job_spec, raw
@@ -168,3 +170,11 @@ async def test_a_table_that_grows_is_named() -> None:
         found = growth(before, sizes_of(world.fleet.system, worker))
         worker._breakers._waits.clear()
     assert found == {"Breakers._waits": "0 → 7"}
+
+
+def test_caches_with_a_bound_are_as_large_as_other_tests_made_them() -> None:
+    before = sizes_of()
+    for number in range(JOBS):
+        body_names._extension(f"application/x-{number}")
+        made_for(f"SELECT {number}", "")
+    assert growth(before, sizes_of()) == {}
