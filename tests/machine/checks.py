@@ -86,7 +86,7 @@ def _miscounted_lanes(world: World) -> list[str]:
         chunks = [chunk for chunk in lane.chunks.values() if not chunk.lost]
         held = len(lane._waiting) + len(lane._targets) + len(lane._paced)
         known = held + grain * under_way + sum(chunk.unwritten for chunk in chunks)
-        paced = sum(pace.users.get(lane._paced, 0) for pace in lane._paced._used)
+        paced = sum(pace.lanes.users.get(lane._paced, 0) for pace in lane._paced._used)
         if paced > under_way:
             wrong.append(f"pace: {lane.job.run.run_id} has {paced} in flight for {under_way} tasks")
         if (left := sum(chunk.left for chunk in chunks)) > known:

@@ -11,20 +11,19 @@ with those of the round trips before; and if they get no better by shrinking, th
 counts as the pages' own. So it is if throughput falls with the number of requests: a host that queues them answers as
 many as before.
 
-Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share.
+Each worker finds its own part: as flows of TCP do, workers that share a host converge. paces.py is what they share, and
+host_lanes.py how the lanes of one worker do.
 Everything here is arithmetic on batches of finished attempts: no call and no await.
 """
 
 from collections.abc import Sequence
-from itertools import islice
-from math import ceil, inf, sqrt
-from typing import Protocol
+from math import inf, sqrt
 
+from conveyor.coordination.host_lanes import LARGEST, HostLanes, PaceUser
 from conveyor.coordination.throughput import Throughput
 
 # Requests at once to a host that nothing is known of.
 START = 8
-LARGEST = 10_000
 # Latency is flat up to this ratio to its base, this many seconds above it, and so many in all: less says nothing.
 _FLAT_RATIO = 1.2
 _FLAT_SECONDS = 0.01
@@ -92,53 +91,21 @@ _LEAST_ROUND = 4
 _IN_USE = 0.8
 # How long attempts that take long must run without a failure for the limit to grow.
 _ALIVE_SECONDS = 2.0
-# References that a lane which keeps to its part sends ahead, beside as many as run.
-_AHEAD = 128
 # The longest Retry-After that pauses a host, in seconds.
 MAX_PAUSE = 3600.0
-
-
-class PaceUser(Protocol):
-    """A lane, as the pace of a host sees it. It may send more references than it runs at once."""
-
-    @property
-    def slots(self) -> int:
-        """Tasks that the lane may run at once now, as far as the worker is concerned."""
-
-    @property
-    def width(self) -> int:
-        """Tasks that the lane runs at once at most: its slots, or less if it keeps to its part."""
-
-    @property
-    def bound(self) -> int:
-        """Tasks that the lane may ever run at once."""
-
-    @property
-    def keeps_part(self) -> bool:
-        """Whether the lane runs no more than its part of the limit, however many references it has sent."""
-
-    def on_room(self, pace: "HostPace") -> None:
-        """References that wait for this host may start now."""
-
-    def on_lower(self, pace: "HostPace") -> None:
-        """The host is paused, or gets fewer requests than were sent: those that have not started must wait."""
 
 
 class HostPace:
     """The pace of one tenant at one host, for one worker. Times are by the monotonic clock."""
 
     __slots__ = (
-        "_ahead",
         "_excess",
         "_failed",
         "_falls",
         "_first_share",
         "_fresh_from",
-        "_is_divided",
         "_is_fresh",
         "_lag",
-        "_lanes",
-        "_parts",
         "_past_count",
         "_past_failed",
         "_probe_pause",
@@ -150,7 +117,6 @@ class HostPace:
         "_seconds",
         "_settled_at",
         "_skipped",
-        "_slots",
         "_slow_seconds",
         "_stale",
         "_threshold",
@@ -159,46 +125,29 @@ class HostPace:
         "_tolerated",
         "_tolerated_until",
         "_trial",
-        "_turns",
         "_undecided_until",
         "_vain",
         "_warned",
         "base",
         "ceiling",
         "host",
-        "in_flight",
-        "in_use",
         "is_changed",
         "is_dropped",
         "is_new",
+        "lanes",
         "latency",
         "limit",
         "paused_until",
         "probe_at",
         "tenant",
         "used_at",
-        "users",
-        "waiting",
     )
 
     def __init__(self, tenant: str, host: str) -> None:
         self.tenant = tenant
         self.host = host
         self.limit = float(START)
-        # What was sent, how much of it runs at once, and what lanes that keep to their parts have sent beyond those.
-        self.in_flight = self.in_use = self._ahead = 0
-        # What each lane has in flight, the lanes with references that wait, and those of them that have slots, in the
-        # order of their turns. A lane without slots looks for room when it gets some.
-        self.users: dict[PaceUser, int] = {}
-        self.waiting: dict[PaceUser, None] = {}
-        self._turns: dict[PaceUser, None] = {}
-        # The slots of those lanes that have slots or something in flight, what of each runs and what is sent ahead; all
-        # slots; and the lanes' parts of the limit, if there are more slots than that and they were asked for. Whether
-        # lanes that keep to their parts know them as they are now.
-        self._lanes: dict[PaceUser, tuple[int, int, int]] = {}
-        self._slots = 0
-        self._parts: dict[PaceUser, int] | None = None
-        self._is_divided = False
+        self.lanes = HostLanes(START)
         self.paused_until = 0.0
         # Where requests failed, and when the limit may pass it again.
         self.ceiling = inf
@@ -267,118 +216,28 @@ class HostPace:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.users or self.waiting)
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether there are more lanes than requests at once."""
-        return len(self._lanes) > max(1, int(self.limit))
+        return self.lanes.is_idle
 
     def room(self, user: PaceUser, now: float) -> int:
-        """Return how many more references this lane may send. A lane that cannot run more than its part may send ahead
-        as it likes, and one that keeps to it some."""
-        if now < self.paused_until:
-            return 0
-        limit = max(1, int(self.limit))
-        lanes = len(self._lanes) + (user not in self._lanes)
-        if lanes > limit:
-            # They take turns.
-            return int(user in islice(self._turns, max(0, limit - self._exact)))
-        if user.keeps_part:
-            part = self.part(user)
-            return LARGEST if part == LARGEST else max(0, 2 * part + _AHEAD - self.users.get(user, 0))
-        share = ceil(limit / lanes)
-        if share >= user.bound:
-            return LARGEST
-        return max(0, min(limit - self._exact, share - self.users.get(user, 0)))
-
-    def share(self, user: PaceUser) -> int:
-        """Return how many requests at once this lane may count on."""
-        lanes = len(self._lanes) + (user not in self._lanes)
-        return max(1, int(self.limit) // lanes)
-
-    def part(self, user: PaceUser) -> int:
-        """Return how many requests at once this lane may make now, if it keeps to that."""
-        limit = max(1, int(self.limit))
-        is_known = user in self._lanes
-        if self._slots + (0 if is_known else user.slots) <= limit:
-            return LARGEST
-        lanes = len(self._lanes) + (not is_known)
-        if lanes >= limit:
-            return 1
-        if not is_known:
-            return limit // lanes
-        if self._parts is None:
-            self._parts = self._divide(limit)
-        return self._parts[user]
-
-    def wait(self, user: PaceUser, *, is_waiting: bool) -> None:
-        """Note whether references of a lane wait; its turn is after that of the others."""
-        self.waiting.pop(user, None)
-        self._turns.pop(user, None)
-        if is_waiting:
-            self.waiting[user] = None
-        self.note_width(user)
+        """Return how many more references this lane may send now."""
+        return 0 if now < self.paused_until else self.lanes.room(user)
 
     def start(self, user: PaceUser, count: int) -> None:
         """Count references as sent."""
-        self.users[user] = self.users.get(user, 0) + count
-        self.in_flight += count
-        self.note_width(user)
+        self.lanes.start(user, count)
         self._note_running()
 
     def finish(self, user: PaceUser, count: int, now: float) -> None:
         """Count references as no longer sent, and let lanes know that there is room."""
-        left = self.users.get(user, 0) - count
-        self.in_flight -= count
-        self._stale = min(self._stale, self.in_flight)
-        if left > 0:
-            self.users[user] = left
-        else:
-            self.users.pop(user, None)
-        self.note_width(user)
+        self.lanes.finish(user, count)
+        self._stale = min(self._stale, self.lanes.in_flight)
         self.wake(now, user)
 
     def wake(self, now: float, finished: PaceUser | None = None) -> None:
         """Let lanes know that there is room, if there is. With `finished` it is because this lane sends less."""
-        if not self._turns or now < self.paused_until:
-            return
-        limit = max(1, int(self.limit))
-        waiting = list(self._turns)
-        if (lanes := len(self._lanes)) <= limit:
-            # What one of them sends leaves the parts of the others as they are.
-            is_new, self._is_divided = finished is None or not self._is_divided, True
-            for user in waiting if is_new else [finished] if finished in self._turns else []:
-                if user.keeps_part and self.room(user, now) > 0:
-                    user.on_room(self)
-            # A lane that has its share leaves the rest to those behind it.
-            share = ceil(limit / lanes)
-            others = [user for user in waiting if not user.keeps_part]
-            waiting = [user for user in others if share >= user.bound or self.users.get(user, 0) < share]
-        for user in waiting[: max(0, limit - self._exact)]:
-            user.on_room(self)
-
-    def note_width(self, user: PaceUser) -> None:
-        """Note the slots and the width of a lane, and what it has sent."""
-        slots, runs, ahead = self._lanes.get(user, (-1, 0, 0))
-        count = self.users.get(user, 0)
-        waits = user in self.waiting and user.slots > 0
-        if count or waits:
-            new_slots, new_runs = user.slots, min(count, user.width)
-            new_ahead = count - new_runs if user.keeps_part else 0
-            self._lanes[user] = new_slots, new_runs, new_ahead
-        else:
-            new_slots, new_runs, new_ahead = -1, 0, 0
-            self._lanes.pop(user, None)
-        if waits:
-            self._turns.setdefault(user)
-        else:
-            self._turns.pop(user, None)
-        if new_slots != slots:
-            self._slots += max(0, new_slots) - max(0, slots)
-            self._parts, self._is_divided = None, False
-        self.in_use += new_runs - runs
-        self._ahead += new_ahead - ahead
+        if now >= self.paused_until:
+            for user in self.lanes.find_next(finished):
+                user.on_room(self)
 
     def grow_while_alive(self, now: float) -> None:
         """Grow although no attempt has ended: attempts take long, and none has failed for a while."""
@@ -393,7 +252,7 @@ class HostPace:
         self.used_at = now
         self._lag = max(self._lag, lag)
         self._note_running()
-        self._throughput.note(now, len(seconds), self.in_use)
+        self._throughput.note(now, len(seconds), self.lanes.in_use)
         stale = min(len(seconds), self._stale)
         if stale:
             self._stale -= stale
@@ -438,7 +297,7 @@ class HostPace:
         self._set(max(1.0, known * _AFTER_PAUSE))
         self._settled_at = until
         self._make_stale()
-        for user in list(self.waiting):
+        for user in list(self.lanes.waiting):
             user.on_lower(self)
 
     def adopt(self, limit: float, threshold: float = inf) -> None:
@@ -643,40 +502,25 @@ class HostPace:
         self._note_running()
 
     @property
-    def _exact(self) -> int:
-        """What is in flight, without what waits in lanes that keep to their parts."""
-        return self.in_flight - self._ahead
-
-    @property
     def _used(self) -> float:
         """How much of the limit was in use in this round trip."""
         return min(self.limit, max(self._running, 1))
 
-    def _divide(self, limit: int) -> dict[PaceUser, int]:
-        """Divide the limit equally among the lanes; what one has no slots for is for the others."""
-        parts: dict[PaceUser, int] = {}
-        left = len(self._lanes)
-        for user in sorted(self._lanes, key=lambda user: self._lanes[user][0]):
-            parts[user] = max(1, min(self._lanes[user][0], ceil(limit / left)))
-            limit -= parts[user]
-            left -= 1
-        return parts
-
     def _note_running(self) -> None:
         """Lanes send ahead: what is beyond their width does not run, and is no load for the host."""
-        self._running = max(self._running, self.in_use)
+        self._running = max(self._running, self.lanes.in_use)
 
     def _is_full(self) -> bool:
         """Whether the limit was in use, so that more might be used."""
         return self._running >= _IN_USE * int(self.limit)
 
     def _make_stale(self) -> None:
-        self._stale = self.in_use
-        if self.in_flight > self.limit:
-            for user in list(self.users):
+        self._stale = self.lanes.in_use
+        if self.lanes.in_flight > self.limit:
+            for user in list(self.lanes.users):
                 user.on_lower(self)
 
     def _set(self, limit: float) -> None:
         if limit != self.limit:
             self.limit, self.is_changed = limit, True
-            self._parts, self._is_divided = None, False
+            self.lanes.set_limit(max(1, int(limit)))

@@ -98,7 +98,7 @@ class Paces:
         self._drop_idle()
         changed: dict[TenantId, list[HostPace]] = {}
         for key, pace in self._hosts.items():
-            if pace.is_changed or pace.in_flight or key in self._busy:
+            if pace.is_changed or pace.lanes.in_flight or key in self._busy:
                 changed.setdefault(TenantId(pace.tenant), []).append(pace)
         for tenant in {*tenants, *changed}:
             await self._share_tenant(tenant, changed.get(tenant, []))
@@ -114,7 +114,7 @@ class Paces:
                 break
         for pace in changed:
             pace.is_changed = False
-            (self._busy.add if pace.in_flight else self._busy.discard)((pace.tenant, pace.host))
+            (self._busy.add if pace.lanes.in_flight else self._busy.discard)((pace.tenant, pace.host))
         self._shared[tenant] = states
         for host, state in states.items():
             if (own := self._hosts.get((tenant, host))) is not None:
@@ -127,7 +127,7 @@ class Paces:
         for pace in sorted(known, key=lambda pace: pace.used_at)[-MAX_SHARED:]:
             old = merged.pop(pace.host, None)
             parts = {} if old is None else old.live_parts(now)
-            parts[self._worker] = PacePart(round(pace.limit, 2), pace.in_use, now)
+            parts[self._worker] = PacePart(round(pace.limit, 2), pace.lanes.in_use, now)
             pause = max(pace.paused_until - here, 0.0 if old is None else old.pause_left(now))
             merged[pace.host] = PaceState(
                 limit=round(sum(part.limit for part in parts.values()), 2),

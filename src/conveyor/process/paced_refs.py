@@ -10,7 +10,8 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from conveyor.clock import Clock
-from conveyor.coordination.pace import LARGEST, HostPace
+from conveyor.coordination.host_lanes import LARGEST
+from conveyor.coordination.pace import HostPace
 from conveyor.coordination.paces import Paces
 from conveyor.model import LONG_KINDS, PACED_KINDS, Job, Outcome, Pace, TaskRef
 from conveyor.process.limit_requests import TICK
@@ -115,14 +116,14 @@ class PacedRefs(Generic[T]):
         """How many tasks the lane may run at once by the pace of its only host."""
         if not self.is_on or self._only is None or not self.keeps_part:
             return LARGEST
-        return self._only.part(self)
+        return self._only.lanes.part(self)
 
     @property
     def share(self) -> int:
         """How many tasks at once the lane may count on by that."""
         if not self.is_on or self._only is None or not self.keeps_part:
             return LARGEST
-        return self._only.share(self)
+        return self._only.lanes.share(self)
 
     def keep_part(self) -> None:
         """The lane will run no more than `part`."""
@@ -154,7 +155,7 @@ class PacedRefs(Generic[T]):
         """The lane runs so many tasks at once at most."""
         self.width = width
         for pace in self._used | self._held.keys():
-            pace.note_width(self)
+            pace.lanes.note_width(self)
 
     @property
     def has_ready(self) -> bool:
@@ -243,7 +244,7 @@ class PacedRefs(Generic[T]):
         now = self._clock.monotonic()
         hosts = ((pace, queue) for pace, queue in self._held.items() if now >= pace.paused_until)
         return bounded_sum(
-            (min(len(queue), max(1, 2 * int(pace.limit) - pace.in_flight)) for pace, queue in hosts), limit
+            (min(len(queue), max(1, 2 * int(pace.limit) - pace.lanes.in_flight)) for pace, queue in hosts), limit
         )
 
     def release(self, entries: Sequence[T]) -> None:
@@ -253,7 +254,7 @@ class PacedRefs(Generic[T]):
         now = self._clock.monotonic()
         for pace, places in _by_pace(entries).items():
             pace.finish(self, len(places), now)
-            if self not in pace.users:
+            if self not in pace.lanes.users:
                 self._used.discard(pace)
         for entry in entries:
             entry.pace = None
@@ -303,9 +304,9 @@ class PacedRefs(Generic[T]):
             if pace.paused_until - now > _LONG_PAUSE:
                 self._postpone_all(pace, pace.paused_until - now)
             self._set_timer()
-        if pace not in self._used or pace.in_flight <= pace.limit:
+        if pace not in self._used or pace.lanes.in_flight <= pace.limit:
             return
-        if self.keeps_part and not pace.takes_turns and self._clock.monotonic() >= pace.paused_until:
+        if self.keeps_part and not pace.lanes.takes_turns and self._clock.monotonic() >= pace.paused_until:
             # Its runners are told that fewer may run.
             self._has_news = True
             self._resume_later()
@@ -340,7 +341,7 @@ class PacedRefs(Generic[T]):
         entries: list[T] = []
         paces = list(self._held)
         for pace, queue in self._held.items():
-            pace.wait(self, is_waiting=False)
+            pace.lanes.wait(self, is_waiting=False)
             entries += queue
         self._held.clear()
         self._ready.clear()
@@ -364,7 +365,7 @@ class PacedRefs(Generic[T]):
         self.stop()
         now = self._clock.monotonic()
         for pace in self._used:
-            pace.finish(self, pace.users.get(self, 0), now)
+            pace.finish(self, pace.lanes.users.get(self, 0), now)
         self._used.clear()
 
     def _wanted(self, job: Job) -> bool:
@@ -401,7 +402,7 @@ class PacedRefs(Generic[T]):
                 self._postpone(entry, pace.paused_until - now)
                 return
             queue = self._held[pace] = RetryFirstQueue(self._ratio)
-            pace.wait(self, is_waiting=True)
+            pace.lanes.wait(self, is_waiting=True)
             if pace.paused_until > now:
                 self._set_timer()
             elif pace.room(self, now) > 0:
@@ -416,7 +417,7 @@ class PacedRefs(Generic[T]):
 
     def _note_waiting(self, pace: HostPace, queue: RetryFirstQueue[T]) -> None:
         """Give up the turn at a host, or wait for the next."""
-        pace.wait(self, is_waiting=bool(queue))
+        pace.lanes.wait(self, is_waiting=bool(queue))
         if not queue:
             del self._held[pace]
             self._started.pop(pace, None)
@@ -424,7 +425,7 @@ class PacedRefs(Generic[T]):
     def _postpone_all(self, pace: HostPace, delay: float) -> None:
         """Postpone all references that wait for a host."""
         queue = self._held.pop(pace)
-        pace.wait(self, is_waiting=False)
+        pace.lanes.wait(self, is_waiting=False)
         self._ready.pop(pace, None)
         self._started.pop(pace, None)
         self._postpone_each(list(queue), delay)
@@ -453,7 +454,7 @@ class PacedRefs(Generic[T]):
         self._is_mixed = True
         if self._used:
             for used in self._used:
-                used.note_width(self)
+                used.lanes.note_width(self)
             # More of the first host were sent than it may have at once.
             self._hold_back()
             self._has_news = True

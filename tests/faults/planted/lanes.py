@@ -12,7 +12,7 @@ from conveyor.accept import control
 from conveyor.coordination import limits
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import LEVELS
-from conveyor.coordination.pace import HostPace
+from conveyor.coordination.host_lanes import HostLanes, PaceUser
 from conveyor.model import RunId
 from conveyor.process import feeder, limit_requests, target_queue
 from conveyor.process.chunk_decision import ChunkDecision
@@ -63,11 +63,10 @@ def a_failed_ask_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_first_that_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that has its share of a host already is woken, and those behind it are not."""
 
-    def wake(self: HostPace, now: float) -> None:
-        for user in list(islice(self.waiting, max(0, int(self.limit) - self.in_flight))):
-            user.on_room(self)
+    def find_next(self: HostLanes, finished: PaceUser | None = None) -> list[PaceUser]:
+        return list(islice(self.waiting, max(0, self.limit - self.in_flight)))
 
-    monkeypatch.setattr(HostPace, "wake", wake)
+    monkeypatch.setattr(HostLanes, "find_next", find_next)
 
 
 def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:

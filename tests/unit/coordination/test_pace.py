@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from conveyor.coordination.pace import LARGEST, START, HostPace
+from conveyor.coordination.host_lanes import LARGEST
+from conveyor.coordination.pace import START, HostPace
 
 WIDTH = 400
 
@@ -342,7 +343,7 @@ def test_latency_that_does_not_depend_on_the_number_of_requests_is_no_reason_to_
         room = pace.room(lane, now)
         pace.start(lane, min(room, WIDTH))
         now += 0.1
-        sent = pace.in_flight
+        sent = pace.lanes.in_flight
         pace.learn([0.1 if number < 100 else 0.3] * sent, now)
         pace.finish(lane, sent, now)
     assert pace.limit > 100
@@ -353,12 +354,12 @@ def test_retry_after_pauses_the_host_and_then_it_begins_with_a_fraction() -> Non
     now = 0.0
     while pace.limit < 64:
         pace.start(lane, pace.room(lane, now))
-        count = pace.in_flight
+        count = pace.lanes.in_flight
         pace.learn([0.05] * count, now)
         pace.finish(lane, count, now)
         now += 0.05
     pace.start(lane, 64)
-    pace.wait(lane, is_waiting=True)
+    pace.lanes.wait(lane, is_waiting=True)
     for _ in range(32):
         pace.refuse(now, 30.0)
     assert pace.room(lane, now + 29.9) == 0
@@ -385,8 +386,8 @@ def test_lanes_share_the_limit_or_take_turns() -> None:
     pace = HostPace("acme", "a.example")
     first, second = Lane(), Lane()
     pace.start(first, pace.room(first, 0.0))
-    pace.wait(first, is_waiting=True)
-    pace.wait(second, is_waiting=True)
+    pace.lanes.wait(first, is_waiting=True)
+    pace.lanes.wait(second, is_waiting=True)
     assert (pace.room(first, 0.0), pace.room(second, 0.0)) == (0, 0)
     pace.finish(first, 2, 0.0)
     assert second.woken > 0
@@ -394,47 +395,47 @@ def test_lanes_share_the_limit_or_take_turns() -> None:
     assert pace.room(second, 0.0) == 2
     many = [Lane() for _ in range(20)]
     for lane in many:
-        pace.wait(lane, is_waiting=True)
-    pace.wait(first, is_waiting=False)
-    pace.wait(second, is_waiting=True)
+        pace.lanes.wait(lane, is_waiting=True)
+    pace.lanes.wait(first, is_waiting=False)
+    pace.lanes.wait(second, is_waiting=True)
     assert [pace.room(lane, 0.0) for lane in (*many[:3], second)] == [1, 1, 0, 0]
 
 
 def test_lanes_that_keep_to_their_parts_divide_the_limit_and_send_ahead() -> None:
     pace = HostPace("acme", "a.example")
     lanes = [Lane(keeps_part=True) for _ in range(3)]
-    assert pace.part(lanes[0]) == START, "it is alone"
+    assert pace.lanes.part(lanes[0]) == START, "it is alone"
     assert pace.room(lanes[0], 0.0) > 10 * START
     for lane in lanes:
         pace.start(lane, 100)
-    parts = [pace.part(lane) for lane in lanes]
-    assert (sorted(parts), pace.in_flight) == ([2, 3, 3], 300)
+    parts = [pace.lanes.part(lane) for lane in lanes]
+    assert (sorted(parts), pace.lanes.in_flight) == ([2, 3, 3], 300)
     for lane, part in zip(lanes, parts, strict=True):
         lane.width = part
-        pace.note_width(lane)
-    assert pace.in_use == START, "what is sent ahead does not run"
+        pace.lanes.note_width(lane)
+    assert pace.lanes.in_use == START, "what is sent ahead does not run"
     lanes[2].slots = 1
-    pace.note_width(lanes[2])
-    assert [pace.part(lane) for lane in lanes] == [4, 3, 1], "what one cannot use is for the others"
+    pace.lanes.note_width(lanes[2])
+    assert [pace.lanes.part(lane) for lane in lanes] == [4, 3, 1], "what one cannot use is for the others"
     pace.finish(lanes[0], 100, 0.0)
     pace.finish(lanes[2], 100, 0.0)
-    assert pace.part(lanes[1]) == START
+    assert pace.lanes.part(lanes[1]) == START
     lanes[1].slots = 5
-    pace.note_width(lanes[1])
-    assert pace.part(lanes[1]) >= LARGEST, "the pace is not what limits it"
+    pace.lanes.note_width(lanes[1])
+    assert pace.lanes.part(lanes[1]) >= LARGEST, "the pace is not what limits it"
     lanes[1].slots = 100
-    pace.note_width(lanes[1])
-    assert pace.part(lanes[1]) == START, "it has more slots by now"
+    pace.lanes.note_width(lanes[1])
+    assert pace.lanes.part(lanes[1]) == START, "it has more slots by now"
 
 
 def test_more_lanes_than_requests_at_once_take_turns_also_if_they_keep_to_their_parts() -> None:
     pace = HostPace("acme", "a.example")
     lanes = [Lane(keeps_part=True) for _ in range(START + 2)]
     for lane in lanes:
-        pace.wait(lane, is_waiting=True)
-    assert pace.takes_turns
+        pace.lanes.wait(lane, is_waiting=True)
+    assert pace.lanes.takes_turns
     assert [pace.room(lane, 0.0) for lane in lanes] == [1] * START + [0, 0]
-    assert {pace.part(lane) for lane in lanes} == {1}
+    assert {pace.lanes.part(lane) for lane in lanes} == {1}
 
 
 def test_a_lane_that_cannot_run_more_than_the_limit_may_send_ahead() -> None:
@@ -478,9 +479,9 @@ def test_lanes_that_have_no_slots_and_run_nothing_have_no_part_in_the_limit() ->
     lanes = [Lane(keeps_part=True) for _ in range(100)]
     for number, lane in enumerate(lanes):
         lane.slots = 4 if number < 2 else 0
-        pace.wait(lane, is_waiting=True)
-    assert not pace.takes_turns
-    assert [pace.part(lane) for lane in lanes[:2]] == [LARGEST, LARGEST], "there are no more slots than that"
+        pace.lanes.wait(lane, is_waiting=True)
+    assert not pace.lanes.takes_turns
+    assert [pace.lanes.part(lane) for lane in lanes[:2]] == [LARGEST, LARGEST], "there are no more slots than that"
     assert pace.room(lanes[1], 0.0) == LARGEST
 
 
@@ -491,11 +492,11 @@ def test_what_a_lane_finishes_wakes_no_others_whose_parts_it_leaves_as_they_are(
     lanes[3].slots = 0
     for lane in lanes:
         pace.start(lane, 100)
-        pace.wait(lane, is_waiting=True)
+        pace.lanes.wait(lane, is_waiting=True)
     pace.finish(lanes[0], 1, 0.0)
     before = [lane.woken for lane in lanes]
     pace.finish(lanes[0], 99, 0.0)
     assert [lane.woken - each for lane, each in zip(lanes, before, strict=True)] == [1, 0, 0, 0]
-    pace.wait(lanes[0], is_waiting=False)
+    pace.lanes.wait(lanes[0], is_waiting=False)
     pace.finish(lanes[1], 100, 0.0)
     assert [lane.woken - each for lane, each in zip(lanes, before, strict=True)] == [1, 1, 1, 0], "it has a larger part"

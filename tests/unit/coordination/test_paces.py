@@ -53,7 +53,7 @@ async def test_a_worker_begins_with_its_part_of_what_others_found(coordinator: A
 async def test_a_pause_holds_for_all_workers(coordinator: Any, clock: ManualClock) -> None:
     first, second = (Paces(coordinator, clock, f"w{number}") for number in range(2))
     lane, here = Lane(), second.of(ACME, "a.example")
-    here.wait(lane, is_waiting=True)
+    here.lanes.wait(lane, is_waiting=True)
     first.of(ACME, "a.example").refuse(clock.monotonic(), 30.0)
     await first.share([ACME])
     await second.share([ACME])
@@ -72,7 +72,7 @@ async def test_a_pause_by_a_clock_that_was_ahead_does_not_count(coordinator: Any
     here, lane = second.of(ACME, "a.example"), Lane()
     use(here, 8.0, clock.monotonic(), lane)
     await second.share([ACME])
-    here.finish(lane, here.in_flight, clock.monotonic())
+    here.finish(lane, here.lanes.in_flight, clock.monotonic())
     assert here.room(lane, clock.monotonic()) > 0
     assert (await list_paces(coordinator, ACME))["a.example"].paused_until == 0.0, "it is not passed on"
 

@@ -228,7 +228,7 @@ async def test_a_list_in_any_order_of_hosts_is_admitted_and_learned_from_by_host
     assert sent == mixed[: 3 * START]
     assert len(lane.refs) == 6 * START
     found = [pace for pace in {entry.pace for entry in sent} if pace is not None]
-    assert [pace.in_flight for pace in found] == [START] * 3
+    assert [pace.lanes.in_flight for pace in found] == [START] * 3
     lane.refs.learn_pages(sent, [0.1] * len(sent))
     assert [pace.limit for pace in found] == [2 * START] * 3
     lane.refs.release(sent)
