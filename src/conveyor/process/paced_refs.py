@@ -94,7 +94,7 @@ class PacedRefs(Generic[T]):
         self._prefixes: dict[str, HostPace] = {}
         # Hosts that references are sent to.
         self._used: set[HostPace] = set()
-        # How many that waited have started, by host, and since when that is counted.
+        # Since when starts are counted, and how many have started of each host whose references have waited since then.
         self._started: dict[HostPace, int] = {}
         self._counted_from = -inf
         self._is_resuming = False
@@ -216,7 +216,8 @@ class PacedRefs(Generic[T]):
                 count += 1
                 self._count -= 1 + queue.drop_lost()
             self._start(pace, count)
-            self._started[pace] = self._started.get(pace, 0) + count
+            if pace in self._started:
+                self._started[pace] += count
             self._note_waiting(pace, queue)
             if not count and not queue:
                 # Those that it was woken for are lost: the turn is another lane's.
@@ -321,20 +322,20 @@ class PacedRefs(Generic[T]):
 
     def thin_out(self) -> None:
         """Postpone what hosts cannot take soon, so that references of other hosts find a place. Call it while the lane
-        is full."""
+        is full. Of a host that is new here nothing is known yet, nor of any while the lane has no slots."""
         now = self._clock.monotonic()
         seconds = now - self._counted_from
-        if seconds < _COUNT_SECONDS:
+        if seconds < _COUNT_SECONDS and self.slots:
             return
-        if seconds < 2 * _COUNT_SECONDS:
-            for pace, queue in self._held.items():
-                rate = self._started.get(pace, 0) / seconds
+        if seconds < 2 * _COUNT_SECONDS and self.slots:
+            for pace, started in self._started.items():
+                queue, rate = self._held[pace], started / seconds
                 stay = max(self._least_stay, int(rate * _STAY_SECONDS))
                 delay = max(_SHORTEST_DELAY, min(_LONGEST_DELAY, stay / rate if rate else _LONGEST_DELAY))
                 excess = [queue.pop() for _ in range(len(queue) - stay)]
                 self._postpone_each(excess, delay)
-        self._started.clear()
-        self._counted_from = now
+        self._started = dict.fromkeys(self._held, 0)
+        self._counted_from = now if self.slots else -inf
 
     def drain(self) -> list[T]:
         """Remove and return all references that wait."""

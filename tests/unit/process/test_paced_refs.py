@@ -182,6 +182,39 @@ async def test_a_full_lane_keeps_what_its_hosts_start_soon(clock: ManualClock, p
     lane.refs.close()
 
 
+async def test_a_full_lane_postpones_nothing_of_hosts_of_which_it_knows_nothing_yet(
+    clock: ManualClock, paces: Paces
+) -> None:
+    """Of a list in order of hosts that would be most of it, for a minute."""
+    lane = PacedLane(clock, paces)
+    lane.refs.admit(entries_of("dead.example", 500 + START))
+    lane.refs.thin_out()
+    clock.advance(4.0)
+    lane.refs.admit(entries_of("new.example", 500 + START))
+    clock.advance(2.0)
+    lane.refs.thin_out()
+    assert len(lane.postponed) == 400, "100 of the dead host stay"
+    assert len(lane.refs) == 600
+    lane.refs.close()
+
+
+async def test_a_full_lane_without_slots_blames_no_host(clock: ManualClock, paces: Paces) -> None:
+    lane = PacedLane(clock, paces)
+    lane.refs.admit(entries_of("a.example", 500 + START))
+    lane.refs.thin_out()
+    lane.refs.set_slots(0)
+    for _ in range(3):
+        clock.advance(6.0)
+        lane.refs.thin_out()
+    lane.refs.set_slots(64)
+    lane.refs.thin_out()
+    assert not lane.postponed
+    clock.advance(6.0)
+    lane.refs.thin_out()
+    assert len(lane.postponed) == 400
+    lane.refs.close()
+
+
 async def test_a_lane_without_slots_keeps_no_turn_from_the_others(clock: ManualClock, paces: Paces) -> None:
     """There are more lanes than requests at once. Which of them have slots is for the worker to say."""
     lanes = [PacedLane(clock, paces) for _ in range(START + 3)]
