@@ -264,7 +264,7 @@ async def test_a_job_begins_with_what_was_right_for_other_jobs_of_the_handler(ex
 async def test_slow_handlers_are_given_less(executor: PythonExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_executor, "BATCH_SECONDS", 0.05)
     job = job_for("double")
-    for seconds, grain in [(0.001, 2), (0.001, 4), (0.006, 4), (0.06, 2), (0.06, 1), (0.06, 1)]:
+    for seconds, grain in [(0.004, 2), (0.0045, 4), (0.006, 4), (0.06, 2), (0.06, 1), (0.06, 1)]:
         executor._adapt(job, executor.grain(job), seconds)
         assert executor.grain(job) == grain
 
@@ -272,8 +272,15 @@ async def test_slow_handlers_are_given_less(executor: PythonExecutor, monkeypatc
 async def test_one_quick_task_of_a_larger_grain_says_nothing(executor: PythonExecutor) -> None:
     job = job_for("double")
     for _ in range(6):
-        executor._adapt(job, 1, 0.001)
+        executor._adapt(job, 1, 0.004)
     assert executor.grain(job) == 2
+
+
+async def test_a_batch_grows_to_what_its_calls_have_time_for(executor: PythonExecutor) -> None:
+    job = job_for("double")
+    for seconds, grain in [(0.0, 16), (0.004, 40), (0.001, MAX_GRAIN)]:
+        executor._adapt(job, executor.grain(job), seconds)
+        assert executor.grain(job) == grain
 
 
 @pytest.mark.parametrize("handler", ["tells", "tells-async"])

@@ -53,6 +53,9 @@ log = structlog.get_logger()
 MAX_GRAIN = 256
 # A message to a child and back costs some 100 µs: worth it for one slow call, not for each of many quick ones.
 QUICK_BATCH = 0.005
+# How much larger the next batch of calls may be that take next to no time, and how much each takes at least.
+_GROWTH = 16
+_LEAST_SECONDS = 1e-6
 # No further call of a batch begins after this long: the others can run at the same time as they would alone.
 BATCH_SECONDS = 0.05
 # With how many calls in a batch a job begins, if those of other jobs with the same handler were quick.
@@ -254,7 +257,9 @@ class PythonExecutor(LocalExecutor):
         """Decide on the size of the job's batches, after one with so many calls took so long."""
         grain = self.grain(job)
         if seconds < QUICK_BATCH and count >= grain:
-            grain = min(grain * 2, MAX_GRAIN)
+            # The next one takes at most twice as long as a quick one, by what these calls took.
+            in_time = int(2 * QUICK_BATCH * count / max(seconds, _LEAST_SECONDS))
+            grain = min(grain * _GROWTH, max(grain * 2, in_time), MAX_GRAIN)
         elif seconds > BATCH_SECONDS:
             grain = max(min(grain, count) // 2, 1)
         self._grains.put(job.job_id, grain)
