@@ -445,3 +445,24 @@ async def test_a_full_worker_looks_again_when_small_runs_end() -> None:
         for job in jobs:
             await fleet.ended(job)
         assert fleet.clock.monotonic() - began < 2.0
+
+
+async def test_a_full_worker_takes_runs_while_the_outcomes_of_others_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_fleet(lease_seconds=LEASE) as fleet:
+        assert fleet.system.atomic_flush is not None
+        go, record = asyncio.Event(), fleet.system.atomic_flush.record_flush
+
+        async def record_flush(*given: Any) -> Any:
+            await go.wait()
+            return await record(*given)
+
+        monkeypatch.setattr(fleet.system.atomic_flush, "record_flush", record_flush)
+        jobs = [await fleet.submit(4) for _ in range(20)]
+        fleet.start(fleet.worker(worker_concurrency=4))
+        await fleet.passing(0.2)
+        go.set()
+        assert len(fleet.executor.starts) == 80
+        for job in await fleet.ended(*jobs):
+            await fleet.check(job)

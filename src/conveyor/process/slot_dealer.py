@@ -24,6 +24,9 @@ _ASK_AGAIN = 5.0
 # Portions are for a worker with so many slots; one with fewer deals smaller ones, to as many runs at a time.
 _USUAL_SLOTS = 256
 
+# A full worker looks for further runs once one in so many of its slots is unused: a look for each would cost too much.
+_ROOM = 4
+
 # The semaphore that all workers share if the fleet has a limit.
 ROLE = "role:worker"
 
@@ -229,13 +232,20 @@ class SlotDealer:
             self._help(lane.job.run.run_id)
 
     def free_slots(self, lanes: Collection[Lane], new_runs: int) -> int:
-        """Return how many slots are left. Of new runs nothing is known yet: each counts as one task."""
+        """Return how many slots are left. Of new runs nothing is known yet: each counts as one task. A run that is here
+        as a whole, and whose outcomes wait to be recorded, counts as none."""
         left = self._settings.worker_concurrency - new_runs
         for lane in lanes:
             if left <= 0:
                 break
-            left -= min(max(1, lane.demand), lane.job.options.concurrency)
+            least = 0 if lane.has_whole_run else 1
+            left -= min(max(least, lane.demand), lane.job.options.concurrency)
         return max(0, left)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether so many slots are unused that the worker can take further runs, as of what was dealt and given up."""
+        return self._slots - self._in_use >= max(1, self._slots // _ROOM)
 
     async def _count_slots(self, demands: Collection[Demand]) -> int:
         """Return how many tasks this worker may run at once: within its own limit and the fleet's."""

@@ -202,6 +202,7 @@ class Worker:
             # Hundreds of small runs end one after the other: what each leaves takes no look at all the others.
             self._is_passing_on = False
             await self._dealer.pass_on_idle(self._lanes)
+            self._look_if_room()
             return max(0.001, self._round_at - self._clock.monotonic())
         self._is_passing_on = self._is_asked = False
         if self._breakers.is_urgent:
@@ -270,9 +271,10 @@ class Worker:
 
     def on_slots_idle(self, lane: Lane) -> None:
         """A lane has no references for slots that it has: they go to others that wait."""
-        if self._dealer.is_contended:
+        if self._dealer.is_contended or self._turnover.is_full:
             self._dealer.note_idle(lane)
-            self._pass_on_soon()
+            self._is_passing_on = True
+            self.wake()
 
     def _pass_on_soon(self) -> None:
         """Give slots that are not used to lanes that wait for some. Where none waits, tick."""
@@ -339,6 +341,11 @@ class Worker:
         """A fetcher died with references of these chunks."""
         self._lost.extend(chunks)
         self.request_tick()
+
+    def _look_if_room(self) -> None:
+        """Look for runs if the last look found no free slot, and there are some now."""
+        if self._turnover.is_full and self._dealer.has_room:
+            self._look_errand.hurry()
 
     def _on_requeued(self, run_id: RunId, delay: float) -> None:
         """The recorder has requeued references of a run; the first is due after `delay` seconds."""

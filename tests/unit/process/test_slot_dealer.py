@@ -31,6 +31,7 @@ class StubLane:
         self.active = 0
         self.help_at = 0.0
         self.portion = 1
+        self.has_whole_run = False
         self._pool = pool
 
     @property
@@ -297,3 +298,18 @@ async def test_quick_runs_have_equal_slot_time_in_turns_and_a_new_one_starts_at_
         if lane.active > lane.width:
             lane.end_attempt()
     assert new.active == 1
+
+
+async def test_runs_whose_outcomes_wait_to_be_recorded_leave_room_for_others() -> None:
+    pool = Pool(8)
+    lanes = [pool.add("tenant", 2) for _ in range(4)]
+    await pool.deal()
+    assert pool.dealer.free_slots(cast(Any, lanes), 0) == 0
+    assert not pool.dealer.has_room
+    for lane in lanes:
+        lane.active = 0
+    assert pool.dealer.free_slots(cast(Any, lanes), 1) == 3, "their queues may have more"
+    lanes[0].has_whole_run = lanes[1].has_whole_run = True
+    assert pool.dealer.free_slots(cast(Any, lanes), 1) == 5
+    await pool.pass_on_idle()
+    assert pool.dealer.has_room
