@@ -51,10 +51,14 @@ class Lifecycle:
             return None
         return await self.move(msgspec.structs.replace(job, run=run), RunState.COMPLETED, None, counts)
 
+    def decides(self, job: Job) -> bool:
+        """Whether `decision` needs no read."""
+        return job.run.number == 1 and job.run.last_batch
+
     def decision(self, job: Job) -> Callable[[Counts], RunMove | None] | None:
         """As `settle`, as data for a transaction that knows the counts: the move that they lead to, if any. None if
         that needs a read: of the latch, or of the job's other runs."""
-        if job.run.number > 1 or not job.run.last_batch:
+        if not self.decides(job):
             return None
         notice_id, now = self._clock.new_id("evt"), self._clock.now()
 

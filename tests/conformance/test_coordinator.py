@@ -420,6 +420,15 @@ class TestTallies:
         clock.advance(TTL)
         assert await coordinator.add_counters("run", {"ended": 5}, TTL, once="a") == {"ended": 5}
 
+    async def test_amounts_of_many_names_add_up(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        await coordinator.add_counters_of({}, TTL)
+        await coordinator.add_counters("one", {"1": 1}, TTL)
+        clock.advance(TTL - 1)
+        await coordinator.add_counters_of({"one": {"1": 2, "2": 3}, "two": {"1": 4}}, TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.add_counters("one", {}, TTL) == {"1": 3, "2": 3}
+        assert await coordinator.add_counters("two", {}, TTL) == {"1": 4}
+
     async def test_tallies_do_not_mix(self, coordinator: Coordinator) -> None:
         await coordinator.add_counters("one", {"ended": 5}, TTL)
         assert await coordinator.add_counters("two", {}, TTL) == {}

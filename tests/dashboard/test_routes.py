@@ -61,7 +61,7 @@ async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) 
         await end(system, job, range(start, start + 20), "http_500" if start == 20 else None)
         clock.advance(10)
         await notifier.run_once()
-    await count_durations(system.coordinator, job.run.run_id, [0.1] * 30 + [1.0] * 10)
+    await count_durations(system.coordinator, {job.run.run_id: [0.1] * 30 + [1.0] * 10})
     found = await ask(server, f"/v1/jobs/{job.job_id}/statistics", StatisticsShape)
     done = [each.succeeded + each.failed for each in found.samples]
     assert (done[0], done[-1], len(done)) == (0, 80, len(found.samples))

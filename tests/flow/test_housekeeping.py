@@ -315,7 +315,7 @@ class TestWorkWaiting:
             coordinator = fleet.system.coordinator
             await fleet.move(paused, RunState.PAUSED)
             await publish_wait(coordinator, blocked.run.run_id, Wait("replacing", "it waits"), 600.0)
-            await count_durations(coordinator, job.run.run_id, [2.0] * 10)
+            await count_durations(coordinator, {job.run.run_id: [2.0] * 10})
             for name in ("one", "two"):
                 await coordinator.acquire(WORKERS, name, 1, 100, 600.0)
             await Sampler(fleet.system).tick()

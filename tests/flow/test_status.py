@@ -115,27 +115,28 @@ class TestTaskTime:
     async def test_quantiles_are_right_within_a_tenth(self, system: System, scale: float) -> None:
         run = RunId("run_1")
         for start in range(0, 1000, 100):
-            await count_durations(system.coordinator, run, [scale * (n + 1) / 1000 for n in range(start, start + 100)])
+            seconds = [scale * (n + 1) / 1000 for n in range(start, start + 100)]
+            await count_durations(system.coordinator, {run: seconds, RunId("run_2"): [1e5]})
         found = await task_time(system.coordinator, run)
         assert found is not None
         for quantile, truth in ((found.p50, scale / 2), (found.p95, scale * 0.95)):
             assert quantile == pytest.approx(max(truth, 0.001), rel=0.1)
 
     async def test_nothing_is_known_of_a_run_that_nobody_timed(self, system: System) -> None:
-        await count_durations(system.coordinator, RunId("run_1"), [0.0, 0.0])
+        await count_durations(system.coordinator, {RunId("run_1"): [0.0, 0.0]})
         assert await task_time(system.coordinator, RunId("run_1")) is None
 
     async def test_one_task(self, system: System) -> None:
-        await count_durations(system.coordinator, RunId("run_1"), [0.1])
+        await count_durations(system.coordinator, {RunId("run_1"): [0.1]})
         found = await task_time(system.coordinator, RunId("run_1"))
         assert found == TaskTime(p50=pytest.approx(0.1, rel=0.06), p95=pytest.approx(0.1, rel=0.06))
 
     async def test_a_coordinator_that_is_away_stops_nobody(self, system: System) -> None:
         class Away:
-            async def add_counters(self, *_: object) -> dict[str, int]:
+            async def add_counters_of(self, *_: object) -> None:
                 raise EngineFailed
 
-        await count_durations(Away(), RunId("run_1"), [0.1])  # type: ignore[arg-type]
+        await count_durations(Away(), {RunId("run_1"): [0.1]})  # type: ignore[arg-type]
 
     async def test_it_is_shown(self, server: Api) -> None:
         async with working(server.system, Flaky(lambda job, index: "timeout")):

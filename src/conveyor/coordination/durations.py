@@ -4,7 +4,7 @@ apart, so a percentile is exact within that."""
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
@@ -49,15 +49,15 @@ def percentile(steps: Iterable[tuple[int, int]], share: float) -> float:
     return seconds_of_step(step)
 
 
-async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iterable[float]) -> None:
-    """Add durations. A coordinator that fails is logged and not raised: the caller has more to do."""
-    counts = Counter(steps_of(duration for duration in seconds if duration > 0))
-    steps = {str(step): count for step, count in counts.items()}
+async def count_durations(coordinator: Coordinator, seconds: Mapping[RunId, Iterable[float]]) -> None:
+    """Add durations of each run. A coordinator that fails is logged and not raised: the caller has more to do."""
+    additions = {_name(run_id): _amounts(durations) for run_id, durations in seconds.items()}
+    additions = {name: amounts for name, amounts in additions.items() if amounts}
     try:
-        if steps:
-            await coordinator.add_counters(_name(run_id), steps, _KEEP_SECONDS)
+        if additions:
+            await coordinator.add_counters_of(additions, _KEEP_SECONDS)
     except ConveyorError as error:
-        log.warning("task durations not stored", run=run_id, error=str(error))
+        log.warning("task durations not stored", runs=len(additions), error=str(error))
 
 
 async def read_histogram(coordinator: Coordinator, run_id: RunId) -> list[tuple[float, int]]:
@@ -76,6 +76,12 @@ async def mean_seconds(coordinator: Coordinator, run_id: RunId) -> float | None:
     histogram = await read_histogram(coordinator, run_id)
     count = sum(count for _, count in histogram)
     return sum(seconds * count for seconds, count in histogram) / count if count else None
+
+
+def _amounts(seconds: Iterable[float]) -> dict[str, int]:
+    """How many durations there are more, by the name of their bucket."""
+    counts = Counter(steps_of(duration for duration in seconds if duration > 0))
+    return {str(step): count for step, count in counts.items()}
 
 
 async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int]]:

@@ -53,6 +53,9 @@ class FailOpen:
             return await self._coordinator.add_counters(name, amounts, ttl, once)
         return await self._open(lambda: self._coordinator.add_counters(name, {}, ttl), {})
 
+    async def add_counters_of(self, additions: Mapping[str, Mapping[str, int]], ttl: float) -> None:
+        await self._coordinator.add_counters_of(additions, ttl)
+
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._coordinator.lease(name, holder, ttl)
 

@@ -79,6 +79,9 @@ class Coordinator(ReadyIndex, Protocol):
         """Add to the counters of a name and return all of them. They expire `ttl` seconds after the last addition. An
         addition with the same `once` is applied once."""
 
+    async def add_counters_of(self, additions: Mapping[str, Mapping[str, int]], ttl: float) -> None:
+        """Add to the counters of each of these names, in one round trip."""
+
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
         """Replace a cached value if it is still `old`; None stands for a missing value."""
 

@@ -28,7 +28,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import delayed_messages, encode, send_all
 from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import LONG_KINDS, UNCHANGED, BodyRef, Chunk, Counts, Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.model import LONG_KINDS, UNCHANGED, BodyRef, Chunk, Counts, Job, JobKind, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.breakdown_parts import BreakdownParts
 from conveyor.process.outcomes import (
@@ -42,7 +42,7 @@ from conveyor.process.outcomes import (
 from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
 from conveyor.states import ENDED, RunState
 from conveyor.telemetry import metrics, traces
-from conveyor.telemetry.attempts import record_attempts, record_successes
+from conveyor.telemetry.attempts import count_attempts, count_successes, record_attempts
 
 log = structlog.get_logger()
 
@@ -109,13 +109,8 @@ class OutcomeWriter:
                     record.may_be_written = True
             return groups
         written = self._clock.now()
-        unwritten = []
-        for run, is_done in zip(runs, done, strict=True):
-            if is_done:
-                _record_attempts(run, began, written)
-            else:
-                unwritten.append(_as_written(run))
-        return unwritten
+        _record_attempts([run for run, is_done in zip(runs, done, strict=True) if is_done], began, written)
+        return [_as_written(run) for run, is_done in zip(runs, done, strict=True) if not is_done]
 
     async def _write_together(self, atomic: AtomicFlush, runs: list[RunOutcomes]) -> list[bool]:
         """Returns for each run whether it is done."""
@@ -139,11 +134,12 @@ class OutcomeWriter:
             for record in run.records:
                 record.noted = record.requeued = True
         await self._acknowledge_late(atomic, runs, acks)
-        after = [
-            self._after(run, final, flush, result)
-            for run, final, flush, result in zip(runs, finals, flushes, flushed, strict=True)
-        ]
-        return await asyncio.gather(*after)
+        for run, final, flush, result in zip(runs, finals, flushes, flushed, strict=True):
+            self._note_written(run, final, flush, result)
+        done = await self._settle_all(flushes, flushed)
+        seconds = {run.job.run.run_id: _seconds(run, final) for run, final in zip(runs, finals, strict=True)}
+        await count_durations(self._coordinator, seconds)
+        return done
 
     def _flush_of(self, run: RunOutcomes, final: Group, bodies: list[BodyRef | None], now: float) -> RunFlush:
         job = run.job
@@ -180,35 +176,39 @@ class OutcomeWriter:
             crashpoint("recorder.ack.before")
             await atomic.record_flush([], [(chunk.queue, chunk.receipt) for chunk in late])
 
-    async def _after(self, run: RunOutcomes, final: Group, flush: RunFlush, flushed: RunFlushed) -> bool:
-        """What follows the transaction. False if the run is to be written once more, by itself."""
+    def _note_written(self, run: RunOutcomes, final: Group, flush: RunFlush, flushed: RunFlushed) -> None:
+        """Tell others what the transaction has written."""
         job, finished = run.job, flushed.finished
         self._breakdowns.add(job, run.records, run.pages, finished.moved, self._clock.now())
         if flush.messages:
             self._on_requeued(job.run.run_id, min(message.delay for message in flush.messages))
-        if not flush.ends:
-            return True
         _count_dead_letters(record for record in final if record.is_dead_letter and record.ref.index in finished.moved)
-        seconds = [record.outcome.elapsed for record in final]
-        for stored in run.pages:
-            seconds += stored.pages.elapsed
+        if flushed.moved is not None:
+            self._lifecycle.on_moved(job, flushed.moved, finished.counts)
+            self._note_state(job, flushed.moved.target, finished.counts)
+
+    async def _settle_all(self, flushes: Sequence[RunFlush], flushed: Sequence[RunFlushed]) -> list[bool]:
+        """Settle the runs that the transaction did not move. Returns for each run whether it is done: if not, it is to
+        be written once more, by itself."""
+        done = [True] * len(flushes)
+        places = [at for at, each in enumerate(flushed) if each.moved is None and self._may_settle(flushes[at], each)]
+        settled = await asyncio.gather(*(self._settle(flushes[at].job, flushed[at].finished.counts) for at in places))
+        for at, is_done in zip(places, settled, strict=True):
+            done[at] = is_done
+        return done
+
+    def _may_settle(self, flush: RunFlush, flushed: RunFlushed) -> bool:
+        """Whether the move of the run needs a read, or two workers have finished its last tasks at the same time."""
+        counts = flushed.finished.counts
+        return bool(flush.ends) and (not self._lifecycle.decides(flush.job) or flush.decide(counts) is not None)
+
+    async def _settle(self, job: Job, counts: Counts) -> bool:
         try:
-            if flushed.moved is not None:
-                self._lifecycle.on_moved(job, flushed.moved, finished.counts)
-                self._note_state(job, flushed.moved.target, finished.counts)
-            else:
-                await self._settle(job, flush, flushed)
-            await count_durations(self._coordinator, job.run.run_id, seconds)
+            self._note_state(job, await self._lifecycle.settle(job, counts), counts)
         except Exception as error:
             log.warning("run not settled; retrying", run=job.run.run_id, error=repr(error))
             return False
         return True
-
-    async def _settle(self, job: Job, flush: RunFlush, flushed: RunFlushed) -> None:
-        """Settle a run whose move needs a read, or whose last tasks two workers have finished at the same time."""
-        counts = flushed.finished.counts
-        if self._lifecycle.decision(job) is None or flush.decide(counts) is not None:
-            self._note_state(job, await self._lifecycle.settle(job, counts), counts)
 
     def _note_state(self, job: Job, state: RunState | None, counts: Counts) -> None:
         if state in ENDED:
@@ -259,7 +259,7 @@ class OutcomeWriter:
             self._breakdowns.add(job, final, (), finished.moved, now)
             await self._note(job, final)
             self._note_state(job, await self._lifecycle.settle(job, finished.counts), finished.counts)
-            await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
+            await count_durations(self._coordinator, {job.run.run_id: [record.outcome.elapsed for record in final]})
         if retried:
             await self._note(job, retried)
             await self._requeue(job, retried)
@@ -321,14 +321,29 @@ def _complete_after(runs: Iterable[RunOutcomes]) -> list[LeasedChunk]:
     return [chunk for chunk, count in counts.items() if chunk.left == count]
 
 
-def _record_attempts(run: RunOutcomes, began: float, written: float) -> None:
-    if traces.is_traced(run.job.job_id):
-        record_attempts(run.job, run.one_by_one(), began, written)
-        return
-    if run.records:
-        record_attempts(run.job, run.records, began, written)
+def _record_attempts(runs: Iterable[RunOutcomes], began: float, written: float) -> None:
+    """Record the attempts of all runs of one kind at once, and those of each run that is traced by themselves."""
+    records: dict[JobKind, Group] = {}
+    pages: dict[JobKind, list[RecordedPages]] = {}
+    for run in runs:
+        if traces.is_traced(run.job.job_id):
+            record_attempts(run.job, run.one_by_one(), began, written)
+            continue
+        records.setdefault(run.job.kind, []).extend(run.records)
+        pages.setdefault(run.job.kind, []).extend(run.pages)
+    for kind, group in records.items():
+        count_attempts(kind, group, written)
+    for kind, each in pages.items():
+        refs = [ref for stored in each for ref in stored.refs]
+        count_successes(kind, refs, [seconds for stored in each for seconds in stored.pages.elapsed], written)
+
+
+def _seconds(run: RunOutcomes, final: Group) -> list[float]:
+    """How long the attempts took that were the last ones of their tasks."""
+    seconds = [record.outcome.elapsed for record in final]
     for stored in run.pages:
-        record_successes(run.job, stored.refs, stored.pages.elapsed, written)
+        seconds += stored.pages.elapsed
+    return seconds
 
 
 def _as_written(run: RunOutcomes) -> Group:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
-from conveyor.model import Job, Outcome, TaskRef
+from conveyor.model import Job, JobKind, Outcome, TaskRef
 from conveyor.states import TaskStatus
 from conveyor.telemetry import metrics, traces
 
@@ -22,7 +22,13 @@ class RecordedAttempt(Protocol):
 
 def record_attempts(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
     """Record attempts of one run whose outcomes were written between `began` and `now`."""
-    kind = job.kind
+    count_attempts(job.kind, attempts, now)
+    if traces.is_traced(job.job_id):
+        _trace(job, attempts, began, now)
+
+
+def count_attempts(kind: JobKind, attempts: Sequence[RecordedAttempt], now: float) -> None:
+    """Count and time attempts of runs of one kind whose outcomes were written by now."""
     spent = [attempt for attempt in attempts if attempt.outcome.spends_attempt]
     final = [attempt for attempt in spent if attempt.delay is None]
     succeeded = [attempt.outcome.status for attempt in final].count(TaskStatus.SUCCEEDED)
@@ -42,19 +48,17 @@ def record_attempts(job: Job, attempts: Sequence[RecordedAttempt], began: float,
             seconds = [now - attempt.ref.since if attempt.ref.since else attempt.outcome.elapsed for attempt in final]
         if final:
             metrics.TASK_SECONDS.observe_all(seconds, kind)
-    if traces.is_traced(job.job_id):
-        _trace(job, attempts, began, now)
 
 
-def record_successes(job: Job, refs: Sequence[TaskRef], elapsed: Sequence[float], now: float) -> None:
-    """Record attempts of one run that all succeeded, as `record_attempts` does, without spans."""
+def count_successes(kind: JobKind, refs: Sequence[TaskRef], elapsed: Sequence[float], now: float) -> None:
+    """As `count_attempts`, of attempts that all succeeded."""
     seconds = sorted(elapsed)
-    metrics.ATTEMPTS.add(len(refs), job.kind, "succeeded")
-    metrics.ATTEMPT_SECONDS.observe_all(seconds, job.kind)
+    metrics.ATTEMPTS.add(len(refs), kind, "succeeded")
+    metrics.ATTEMPT_SECONDS.observe_all(seconds, kind)
     if any(ref.since for ref in refs):
         pairs = zip(refs, elapsed, strict=True)
         seconds = [now - ref.since if ref.since else duration for ref, duration in pairs]
-    metrics.TASK_SECONDS.observe_all(seconds, job.kind)
+    metrics.TASK_SECONDS.observe_all(seconds, kind)
 
 
 def _trace(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:

@@ -177,22 +177,26 @@ def _count_put(_: None, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
 
 
 def _count_finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) -> None:
-    moved = finished.moved
-    statuses = [end.status for end in ends if end.index in moved]
+    _count_ends([end for end in ends if end.index in finished.moved])
+
+
+def _count_ends(ends: Sequence[TaskEnd]) -> None:
+    """Count tasks that have finished, of any runs."""
+    statuses = [end.status for end in ends]
     succeeded = statuses.count(TaskStatus.SUCCEEDED)
     metrics.TASKS_FINISHED.add(succeeded, TaskStatus.SUCCEEDED.label)
     if succeeded == len(statuses):
         return
     metrics.TASKS_FINISHED.add(statuses.count(TaskStatus.FAILED), TaskStatus.FAILED.label)
-    codes = Counter(end.error_code for end in ends if end.error_code is not None and end.index in moved)
+    codes = Counter(end.error_code for end in ends if end.error_code is not None)
     for code, count in codes.items():
         metrics.TASK_FAILURES.add(count, metrics.family_of(code))
 
 
 def _count_flush(flushed: Sequence[RunFlushed], runs: Sequence[RunFlush], acks: Receipts) -> None:
-    for done, run in zip(flushed, runs, strict=True):
-        if run.ends:
-            _count_finished(done.finished, run.job.key, run.ends)
+    pairs = zip(flushed, runs, strict=True)
+    _count_ends([end for done, run in pairs for end in run.ends if end.index in done.finished.moved])
+    for done in flushed:
         if done.moved is not None:
             _count_moved(True, None, None, None, done.moved.target)
 

@@ -110,6 +110,9 @@ class RedisCoordinator:
             answer: list[Any] = await self._server.run(_TALLY, keys, arguments)
         return {counter.decode(): int(value) for counter, value in zip(answer[::2], answer[1::2], strict=True)}
 
+    async def add_counters_of(self, additions: Mapping[str, Mapping[str, int]], ttl: float) -> None:
+        await asyncio.gather(*(self.add_counters(name, amounts, ttl) for name, amounts in additions.items()))
+
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
         value = self._key("cache", key)
         with self._numbered(value) as number:

@@ -104,6 +104,13 @@ class SqliteCoordinator:
     async def add_counters(
         self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None
     ) -> dict[str, int]:
+        return dict(self._add(name, amounts, ttl, once).counters)
+
+    async def add_counters_of(self, additions: Mapping[str, Mapping[str, int]], ttl: float) -> None:
+        for name, amounts in additions.items():
+            self._add(name, amounts, ttl, None)
+
+    def _add(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None) -> _Tally:
         now = self._clock.monotonic()
         tally = self._tallies.get(name, now) or _Tally({}, {})
         lapsed = list(itertools.takewhile(lambda added: added[1] <= now, tally.once.items()))
@@ -115,7 +122,7 @@ class SqliteCoordinator:
             if once is not None:
                 tally.once[once] = now + ttl
             self._tallies.put(name, tally, now + ttl, now)
-        return dict(tally.counters)
+        return tally
 
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
         if await self.cached(key) != old:
