@@ -29,8 +29,9 @@ _MAX_WORKERS = 1000
 _MAX_HANDLERS = 500
 # Handlers that an error names.
 _MAX_NAMED = 20
-# How long the handlers of the fleet are cached.
+# How long the handlers of the fleet are cached, and how long that any is accepted: workers may start.
 _FRESH = 10.0
+_ANY_FRESH = 1.0
 
 
 class AnnouncedWorker(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ class KnownHandlers:
         self._coordinator = coordinator
         self._clock = clock
         self._read_at = -_FRESH
+        # None if any is accepted.
         self._names: frozenset[str] | None = None
 
     async def check(self, name: str | None) -> None:
@@ -133,16 +135,17 @@ class KnownHandlers:
 
     async def _has(self, name: str) -> bool:
         now = self._clock.monotonic()
-        if self._names is not None and name in self._names and now - self._read_at < _FRESH:
+        if now - self._read_at < (_ANY_FRESH if self._names is None else _FRESH) and self._accepts(name):
             return True
         # A name that is unknown is read again: its worker may have started a moment ago.
         workers, alive = await asyncio.gather(
             live_workers(self._documents, self._clock.now()), self._coordinator.permits_in_use(WORKERS)
         )
         # Workers of the version before do not announce themselves.
-        if not workers or len(workers) < alive or any(worker.said.handlers is None for worker in workers):
-            self._names = None
-            return True
-        self._names = frozenset(name for worker in workers for name in worker.said.handlers or ())
+        is_any = not workers or len(workers) < alive or any(worker.said.handlers is None for worker in workers)
+        self._names = None if is_any else frozenset(name for worker in workers for name in worker.said.handlers or ())
         self._read_at = now
-        return name in self._names
+        return self._accepts(name)
+
+    def _accepts(self, name: str) -> bool:
+        return self._names is None or name in self._names
