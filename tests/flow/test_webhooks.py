@@ -712,6 +712,18 @@ class TestKeeping:
         assert (await notifier.run_once()).notices == 30
         assert switch.calls["records.documents.documents"] <= 3
 
+    async def test_events_that_come_one_after_the_other_are_dispatched_together(
+        self, system: System, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(notify, "_EVENTS", 3)
+        notifier = OutboxDispatcher(system.settings, system.records, system.tasks, system.clock)
+        assert await notifier.tick() == notify._IDLE
+        for _ in range(4):
+            await tell(system)
+        assert await notifier.tick() == 0.0, "one is left"
+        assert await notifier.tick() == notify._BUSY
+        assert await notifier.tick() == notify._IDLE
+
     async def test_two_notifiers_and_a_repeated_one_make_the_same(
         self, server: Api, system: System, settings: Settings
     ) -> None:

@@ -48,6 +48,8 @@ from conveyor.settings import Settings
 log = structlog.get_logger()
 
 _IDLE = 0.5
+# While events come: those of small jobs that end one after the other are dispatched together.
+_BUSY = 0.1
 _EVENTS = 500
 _PAGE = 100
 # Documents that every engine can write in one step.
@@ -66,6 +68,8 @@ class DispatchCounts(msgspec.Struct):
     deliveries: int = 0
     # Answers to state machines that were stored.
     answers: int = 0
+    # Whether there were as many events as one pass reads.
+    is_more: bool = False
 
 
 class OutboxDispatcher:
@@ -93,7 +97,9 @@ class OutboxDispatcher:
 
     async def tick(self) -> float:
         counts = await self.run_once()
-        return 0.0 if counts.notices else _IDLE
+        if not counts.notices:
+            return _IDLE
+        return 0.0 if counts.is_more else _BUSY
 
     async def close(self) -> None:
         """Nothing to release between ticks."""
@@ -101,7 +107,9 @@ class OutboxDispatcher:
     async def run_once(self) -> DispatchCounts:
         counts = DispatchCounts()
         # Events whose dispatch failed are the oldest: read that many more.
-        events = await self._records.outbox.undispatched(_EVENTS + self._isolation.skipped)
+        limit = _EVENTS + self._isolation.skipped
+        events = await self._records.outbox.undispatched(limit)
+        counts.is_more = len(events) >= limit
         self._isolation.forget_others({event.notice_id for event in events})
         deliveries: dict[str, list[Document]] = {}
         # After the events: what waits for one of them was stored before it, or looks for it by itself.
