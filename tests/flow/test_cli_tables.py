@@ -85,7 +85,8 @@ def test_lists_by_a_pattern_behind_a_url_and_with_any_option(cli: Cli, site: str
     rows = list(csv.DictReader((cli.place / "out.csv").read_text().splitlines()))
     assert [row["n"] for row in rows] == ["1", "2"]
     invalid = json.loads((cli.place / "out.csv.invalid.jsonl").read_text())
-    assert "a-1.csv:3" in invalid["text"]
+    assert invalid["reason"].startswith("a-1.csv:3: The row has 3 fields")
+    assert invalid["text"] == "one,two,three"
     assert "No file matches" in one_line(cli("run", "b-*.csv", "-o", "b.csv"), "list_unreadable")
     # The page is no list of URLs; that it is read and each of its lines looked at is what counts.
     behind = cli("run", f"{site}/quick/1", "-o", "web.csv")

@@ -20,6 +20,7 @@ def test_webhooks(up: Cli, site: str) -> None:
     assert shown["id"] in made.stderr
     assert (shown["events"], shown["description"]) == (["run.completed"], "ours")
     assert shown["id"] in up("webhooks").stdout
+    failing = up.json("webhooks", "create", f"{site}/broken/1", "--event", "run.completed")["id"]
     counts = {"delivered": 0, "failed": 0, "pending": 0}
     assert json.loads(up("webhooks", "show", shown["id"]).stdout) == {**shown, "deliveries": counts}
     (up.place / "urls.txt").write_text(f"{site}/quick/1\n")
@@ -28,7 +29,10 @@ def test_webhooks(up: Cli, site: str) -> None:
     (sent,) = up.json("webhooks", "deliveries", shown["id"])
     assert (sent["event"], sent["job_id"]) == ("run.completed", job_id)
     assert sent["id"] in up("webhooks", "deliveries", shown["id"]).stdout
-    assert up.json("webhooks", "deliveries", job_id) == [sent]
+    assert up.json("webhooks", "deliveries", shown["id"]) == [sent]
+    states = {row.split()[0]: row.split()[1] for row in up("webhooks").stdout.splitlines()}
+    assert (states[shown["id"]], states[failing]) == ("active", "failing")
+    assert up("webhooks", "delete", failing).returncode == 0
     assert "Redelivering" in up("webhooks", "redeliver", sent["id"]).stdout
     wait_for(lambda: up.json("webhooks", "deliveries", shown["id"])[0]["attempts"] >= 2)
     rotated = up.json("webhooks", "rotate", shown["id"])

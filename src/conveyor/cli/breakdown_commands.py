@@ -85,14 +85,21 @@ def _host_row(host: dict[str, Any]) -> list[object]:
         text.count(host["failed"]),
         text.count(host["retried"]),
         text.rate(host["rate"]),
-        _seconds(host["p50"]),
-        _seconds(host["p95"]),
+        text.latency(host["p50"]),
+        text.latency(host["p95"]),
         breaker["state"].replace("_", "-") if breaker else "closed" if "breaker" in host else "",
         f"{pace['in_flight']} of {pace['limit']}" if pace else "",
         host["host"] or "-",
-        ", ".join(f"{error['code']} {text.count(error['count'])}" for error in host.get("errors", ())),
+        _error_counts(host),
     ]
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:g} s"
+def _error_counts(host: dict[str, Any]) -> str:
+    """The most frequent codes, and how many attempts had others."""
+    from conveyor.cli import formatting as text
+
+    errors = [(error["code"], error["count"]) for error in host.get("errors", ())]
+    others = host["failed"] + host["retried"] - sum(number for _, number in errors)
+    if errors and others > 0:
+        errors.append(("others", others))
+    return ", ".join(f"{code} {text.count(number)}" for code, number in errors)

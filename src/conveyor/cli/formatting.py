@@ -4,9 +4,16 @@ from datetime import UTC, datetime
 
 from conveyor.client.wording import count, duration, rate, size
 
-__all__ = ["count", "duration", "moment", "rate", "size"]
+__all__ = ["count", "duration", "latency", "moment", "rate", "size"]
 
 _MOMENT = "%Y-%m-%d %H:%M:%SZ"
+
+
+def latency(seconds: float | None) -> str:
+    """340 ms, 4.2 s."""
+    if seconds is None or seconds >= 1:
+        return duration(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 else "< 1 ms"
 
 
 def moment(timestamp: float | str | None) -> str:

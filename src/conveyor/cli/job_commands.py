@@ -165,7 +165,8 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if now.eta is not None and not now.ended:
         yield "eta", text.duration(now.eta)
     if job.get("task_time"):
-        yield "latency", f"p50 {job['task_time']['p50']:g} s, p95 {job['task_time']['p95']:g} s"
+        p50, p95 = (text.latency(job["task_time"][name]) for name in ("p50", "p95"))
+        yield "latency", f"p50 {p50}, p95 {p95}"
     if now.invalid:
         yield "invalid", f"{count_invalid_lines(now.invalid)}; `conveyor invalid {now.job_id}` lists them"
     for place, (code, number) in enumerate(now.errors):

@@ -197,7 +197,8 @@ def _print_secret(created: dict[str, Any], as_json: bool) -> None:
 
 def _row(webhook: dict[str, Any]) -> list[object]:
     events = "all" if webhook["events"] is None else ", ".join(webhook["events"]) or "none"
-    return [webhook["id"], "disabled" if webhook["disabled"] else "active", events, webhook["url"]]
+    state = "disabled" if webhook["disabled"] else "failing" if webhook.get("failing_since") else "active"
+    return [webhook["id"], state, events, webhook["url"]]
 
 
 def _delivery_row(delivery: dict[str, Any]) -> list[object]:

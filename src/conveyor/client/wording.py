@@ -10,7 +10,12 @@ def count(number: int) -> str:
 def rate(per_second: float | None) -> str:
     if per_second is None:
         return "-"
-    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
+    if per_second >= 10:
+        return f"{per_second:,.0f}/s"
+    # A decimal of a second would say nothing of a file every minute.
+    if per_second >= 0.1 or per_second == 0:
+        return f"{per_second:.1f}/s"
+    return f"{60 * per_second:.1f}/min" if per_second >= 0.1 / 60 else f"{3600 * per_second:.1f}/h"
 
 
 def duration(seconds: float | None) -> str:

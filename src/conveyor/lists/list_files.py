@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from conveyor.client.list_objects import ListObject, is_object, open_object
 from conveyor.errors import ListUnreadable, NoTasks
 from conveyor.lists.reader import (
@@ -21,6 +19,7 @@ from conveyor.lists.reader import (
     decompressed,
     detect_compression,
     detect_format,
+    marked_invalid,
     read,
     take,
 )
@@ -112,20 +111,14 @@ async def _opened(
 async def _input_lines(
     path: str, max_bytes: int, kind: JobKind, url_column: str | None, urls: UrlLists | None
 ) -> AsyncIterator[bytes]:
-    """The inputs in a file as JSON lines. The ingester validates them, and lists lines that are none."""
+    """The lines of a file as JSON lines, in order. Invalid ones are marked, and say where they are from."""
     form = format_from_name(_shown(path))
     pieces, reading = await _opened(path, form, max_bytes, kind, url_column, urls)
-    # Any value is taken: the ingester says which are not valid.
-    async for batch in read(pieces, msgspec.structs.replace(reading, kind=JobKind.PYTHON, columns_of=kind)):
-        # Not JSON, so that the ingester takes it for an invalid line, whatever the kind; it says where it is from.
-        lines = [_one_line(f"{_shown(path)}:{line.line}: {line.reason} {line.text}") for line in batch.invalid]
-        lines += (seed.input for seed in batch.seeds)
+    async for batch in read(pieces, reading):
+        lines: dict[int, str] = {seed.index: seed.input for seed in batch.seeds}
+        lines |= {line.line - reading.first_line: marked_invalid(_shown(path), line) for line in batch.invalid}
         if lines:
-            yield ("\n".join(lines) + "\n").encode()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+            yield "".join(f"{lines[index]}\n" for index in sorted(lines)).encode()
 
 
 def _shown(path: str) -> str:

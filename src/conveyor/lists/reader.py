@@ -44,6 +44,9 @@ _BLANK = re.compile(rb"(?:[ \t\r]*+\n)*+")
 _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
 # Of a frame, and of a skippable frame, which parallel compressors write first.
 _BZIP2_MAGIC = b"BZh"
+# Of a joined list.
+_MARK = "!invalid "
+_MARKED = re.compile(rb"!invalid (?P<reason>[^\t]+)\t(?P<text>.*)")
 _UNREADABLE = {
     b"PK\x03\x04": "The list is a zip archive or an Excel file. Unpack it, or save it as csv.",
     b"\xfd7zXZ": "The list is compressed with xz. Use gzip, zstd or bzip2.",
@@ -88,11 +91,14 @@ class ListReading(msgspec.Struct, frozen=True):
     # The first line of a csv, and its column with the URLs, if that is not `url`.
     header: bytes | None = None
     url_column: str | None = None
-    # The kind of job whose columns a csv has; None: `kind`.
-    columns_of: JobKind | None = None
     # Lines before `index` that have a task, and that have none.
     tasks: int = 0
     without_task: int = 0
+
+    @property
+    def first_line(self) -> int:
+        """The number of the line with index 0: row 0 of a csv is line 2."""
+        return 2 if self.format is ListFormat.CSV else 1
 
 
 async def read(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGenerator[ListBatch, None]:
@@ -172,6 +178,16 @@ def invalid_line(number: int, line: bytes, reason: str) -> InvalidListLine:
     return InvalidListLine(number, reason, redact_credentials(line[:_SNIPPET].decode(errors="replace")))
 
 
+def marked_invalid(name: str, line: InvalidListLine) -> str:
+    """An invalid line of the list `name`, as a line of jsonl that several lists are joined into: no JSON, so that it is
+    no task there either, and its reason goes with it."""
+    return f"{_MARK}{_one_line(f'{name}:{line.line}: {line.reason}')}\t{_one_line(line.text)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _parse_all(
     lines: list[bytes], reading: ListReading, index: int, parse: Callable[[bytes], bytes | None]
 ) -> tuple[list[TaskSeed], list[InvalidListLine]]:
@@ -220,8 +236,10 @@ def _parse_line(
 
 
 def _invalid(reading: ListReading, index: int, line: bytes, reason: str) -> InvalidListLine:
-    # Row 0 of a csv is line 2.
-    return invalid_line(index + (2 if reading.format is ListFormat.CSV else 1), line, reason)
+    marked = _MARKED.fullmatch(line) if reading.format is ListFormat.JSONL else None
+    if marked:
+        reason, line = marked["reason"].decode(errors="replace"), marked["text"]
+    return invalid_line(index + reading.first_line, line, reason)
 
 
 def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
@@ -230,7 +248,7 @@ def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
         return _parse_text
     if reading.format is ListFormat.JSONL:
         return _parse_json
-    columns = check_header(reading.header or b"", reading.columns_of or reading.kind, reading.url_column)
+    columns = check_header(reading.header or b"", reading.kind, reading.url_column)
     return lambda line: columns.parse(_text(line))
 
 

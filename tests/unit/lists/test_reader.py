@@ -649,20 +649,31 @@ class TestFiles:
         assert inputs == [A, {"url": B}, A, {"url": C, "id": "1\n2"}, {"url": B}, C]
 
     async def test_a_first_member_that_is_empty(self, tmp_path: Path) -> None:
-        (tmp_path / "list.gz").write_bytes(gzip.compress(b"") + gzip.compress(b'{"url": "x"}\n'))
+        (tmp_path / "list.gz").write_bytes(gzip.compress(b"") + gzip.compress(b'{"url": "http://x/"}\n'))
         (tmp_path / "none.txt").write_bytes(b"")
-        assert await joined([tmp_path / "list.gz", tmp_path / "none.txt"]) == b'{"url": "x"}\n'
+        assert await joined([tmp_path / "list.gz", tmp_path / "none.txt"]) == b'{"url": "http://x/"}\n'
 
     async def test_standard_input_alone(self, stdin: Callable[[bytes], None]) -> None:
         stdin(b"one\ntwo")
         assert await joined(["-"]) == b"one\ntwo"
 
     async def test_a_bad_line_is_named_with_its_file(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text(A)
-        (tmp_path / "b.csv").write_text(f"url,id\n{A},1\n{B}\n")
-        lines = (await joined([tmp_path / "a.txt", tmp_path / "b.csv"])).decode().splitlines()
-        [bad] = [line for line in lines if not line.startswith(('"', "{"))]
-        assert "b.csv:3: The row has 1 fields" in bad
+        """In order, whatever is wrong with it; the reader of the joined list shows its own reason and text."""
+        (tmp_path / "a.txt").write_text(f"{A}\nnonsense\t!\n")
+        (tmp_path / "b.csv").write_text(f"url;id\n{A};1\n{B}\na.example/;3\n{B};4\n")
+        data = await joined([tmp_path / "a.txt", tmp_path / "b.csv"])
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield data
+
+        for kind in (JobKind.FETCH, JobKind.PYTHON):
+            [batch] = [batch async for batch in lists.read(pieces(), ListReading(kind, ListFormat.JSONL))]
+            assert [seed.index for seed in batch.seeds] == [0, 2, 5]
+            assert [(line.line, line.reason.removeprefix(f"{tmp_path}/"), line.text) for line in batch.invalid] == [
+                (2, "a.txt:2: the URL has a control character", "nonsense !"),
+                (4, "b.csv:3: The row has 1 fields, the header 2.", B),
+                (5, "b.csv:4: not a URL: https:// is missing", "a.example/;3"),
+            ]
 
     async def test_the_cap_holds_for_each(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x\n" * 1000))
