@@ -41,6 +41,7 @@ def test_errors_and_hosts_say_why_and_are_rerun(here: World, visit: Open) -> Non
         hosts = page.get_by_role("table", name="Hosts")
         row = hosts.get_by_role("row").filter(has_text="localhost")
         expect(row).to_contain_text("http_503 60")
+        expect(row).not_to_contain_text("others")
         expect(row).to_contain_text("closed")
         usable(page)
     row.get_by_role("button", name="Rerun failed tasks of localhost").click()
@@ -93,12 +94,14 @@ def test_attempts_are_drawn_with_their_times(here: World, visit: Open) -> None:
     page = visit(f"#/jobs/{job}/tasks/{tasks[0]}")
     lines = page.locator(".attempt-line")
     expect(lines).to_have_count(3)
-    expect(lines.first).to_contain_text(re.compile(r"first byte .+ · read .+ · backoff .+ · worker_"))
-    expect(lines.nth(1)).to_contain_text(re.compile(r"wait .+ · first byte"))
+    expect(lines.first).to_contain_text(re.compile(r"connect and first byte .+ · read .+ · backoff .+ · worker_"))
+    expect(lines.nth(1)).to_contain_text(re.compile(r"wait .+ · connect and first byte"))
     expect(lines.nth(2)).not_to_contain_text("backoff")
     usable(page)
     page = visit(f"#/jobs/{job}/tasks/{tasks[1]}")
-    expect(page.locator(".attempt-line")).to_contain_text(re.compile(r"first byte 1\.\d s · read .+ · worker_"))
+    expect(page.locator(".attempt-line")).to_contain_text(
+        re.compile(r"connect and first byte 1\.\d s · read .+ · worker_")
+    )
     usable(page)
 
 
@@ -248,6 +251,31 @@ def test_cancelled_tasks_are_no_throughput(here: World, visit: Open) -> None:
         [[0, 0], [1000, 10], [2000, 20], [2004, 22]].map(([t, worked]) => ({ t, worked, done: worked, failed: 0 }))
         ).map(({ from, to, rate }) => [from, to, Math.round(rate)]))"""
     assert page.evaluate(script) == [[0, 1000, 10], [1000, 2004, 12]], "the end is no interval of its own"
+
+
+def test_low_rates_are_shown_by_minute_and_hour(here: World, visit: Open) -> None:
+    script = "import('/dashboard/format.js').then(({ rate }) => [0, 0.0001, 0.05, 0.1, 99.94, 1234].map(rate))"
+    shown = visit("#/jobs").evaluate(script)
+    assert shown == ["0.0/s", "0.4/h", "3.0/min", "0.1/s", "99.9/s", "1,234/s"]
+
+
+def test_ticks_are_english_and_none_is_rounded_to_zero(here: World, visit: Open) -> None:
+    page = visit("#/fleet", locale="de-DE")
+    script = """import('/dashboard/parts/axes.js').then(({ timeTicks }) =>
+        timeTicks(Date.UTC(2026, 9, 1), Date.UTC(2026, 9, 5), 300).map(({ text }) => text))"""
+    assert page.evaluate(script) == ["2 Oct", "4 Oct"]
+    script = "import('/dashboard/format.js').then(({ short }) => [0, 0.002, 0.05, 0.5, 20, 1500].map(short))"
+    assert page.evaluate(script) == ["0", "0.002", "0.05", "0.5", "20", "1.5k"]
+
+
+def test_a_host_with_many_errors_names_the_most_frequent(here: World, visit: Open) -> None:
+    kinds = [*["status/500"] * 4, *["status/501"] * 3, *["status/502"] * 2, "status/505", "status/404"]
+    tasks = [f"{here.site.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
+    job = here.submit(name="Many errors", tasks=tasks, attempts=1, breaker={"enabled": False})
+    here.ended(job)
+    hosts = visit(f"#/jobs/{job}?tab=hosts").get_by_role("table", name="Hosts")
+    errors = hosts.locator("td[data-title=Errors] li")
+    expect(errors).to_have_text(["http_500 4", "http_501 3", "http_502 2", "others 2"])
 
 
 def test_tables_are_sorted_on_a_phone(here: World, visit: Open) -> None:

@@ -270,6 +270,27 @@ class TestJobs:
         here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["counts"]["cancelled"])
         page = visit(f"#/jobs/{job}")
         expect(page.locator(".tile", has_text="Cancelled")).to_be_visible()
+        # A task that was never attempted took no time.
+        page.goto(f"{here.url}/#/jobs/{job}?status=cancelled")
+        row = page.get_by_role("table", name="Tasks").get_by_role("row").nth(1)
+        expect(row.locator("td[data-title=Attempts]")).to_have_text("0")
+        expect(row.locator("td[data-title=Duration]")).to_have_text("\u2013")
+
+    def test_an_open_job_waits_for_tasks_until_it_is_closed(self, here: World, visit: Open) -> None:
+        job = here.submit(name="Feed of orders", mode="open")
+        here.ask("POST", f"/v1/jobs/{job}/tasks", {"tasks": [f"{here.site.url}/page/1", "nonsense"]})
+        here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["counts"]["succeeded"])
+        page = visit("#/fleet")
+        lane = page.get_by_role("table", name="Lanes").get_by_role("row").filter(has_text="Feed of orders")
+        expect(lane).to_contain_text("open · waiting for tasks")
+        page.goto(f"{here.url}/#/jobs/{job}")
+        expect(page.locator(".notice")).to_have_text(
+            ["The job waits for more tasks.", "1 of 2 lines skipped: Invalid lines in the overview."]
+        )
+        button(page, "Close").click()
+        confirm(page, "Close job")
+        expect(page.locator(".title .pill")).to_have_text("completed")
+        expect(button(page, "Close")).to_have_count(0)
 
     def test_a_task_tells_its_story(self, here: World, visit: Open) -> None:
         spec = {"attempts": 2, "backoff": {"base": 0}, "breaker": {"enabled": False}}
@@ -462,6 +483,18 @@ class TestOperations:
         button(page, "Delete By hand").click()
         confirm(page, "Delete")
         expect(page.get_by_role("heading", name="Schedules")).to_be_visible()
+
+    def test_a_schedule_fires_at_the_times_of_its_zone(self, here: World, visit: Open) -> None:
+        job = {"tasks": [f"{here.site.url}/page", "nonsense"]}
+        spec = {"cron": "0 3 * * *", "timezone": "Asia/Tokyo", "name": "Far away", "paused": False, "job": job}
+        made = here.ask("POST", "/v1/schedules", spec)
+        page = visit(f"#/schedules/{made['id']}")
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("Next fires, Asia/Tokyo")
+        expect(facts.locator(".line", has_text=", 03:00 · in")).to_have_count(5)
+        expect(facts).to_contain_text("one job for all of them")
+        expect(facts).to_contain_text("1, skipped by each fire")
+        here.ask("DELETE", f"/v1/schedules/{made['id']}")
 
     def test_the_job_of_a_schedule_is_edited_and_keeps_its_secrets(self, here: World, visit: Open) -> None:
         job = {"tasks": [f"{here.site.url}/page"], "attempts": 2, "headers": {"Authorization": "Bearer canary"}}

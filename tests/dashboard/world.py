@@ -44,6 +44,8 @@ class _Page(BaseHTTPRequestHandler):
         assert isinstance(self.server, Site)
         kind = "page" if self.server.mended else self.path.split("/")[1]
         status = {"fails": 503, "gone": 404}.get(kind, 200)
+        if kind == "status":
+            status = int(self.path.split("/")[2])
         if kind == "trickle":
             self._trickle(int(self.path.split("/")[2]))
             return

@@ -10,11 +10,13 @@ from conveyor.clock import iso_text
 from conveyor.coordination.breaker_states import current_wait, list_breakers
 from conveyor.coordination.limits import run_slots
 from conveyor.coordination.paces import list_paces
+from conveyor.coordination.waits import Wait
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
 from conveyor.jobs.announced_workers import live_workers
 from conveyor.jobs.load_history import load_history
-from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
-from conveyor.read.status import wait_json
+from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, Mode, TenantId
+from conveyor.read.status import wait_json, wait_of
+from conveyor.states import RunState
 from conveyor.system import System
 
 # How long the depth of a queue is cached, in seconds.
@@ -133,7 +135,7 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
     (queued, recovering), running, wait = await asyncio.gather(
         _queue_depths(system, job),
         system.coordinator.permits_in_use(run_slots(run.run_id)),
-        current_wait(system.coordinator, system.clock, job),
+        _lane_wait(system, job),
     )
     return {
         "job_id": job.job_id,
@@ -148,6 +150,14 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
         "recovery": msgspec.structs.asdict(recovering),
         "waiting": None if wait is None else wait_json(wait),
     }
+
+
+async def _lane_wait(system: System, job: Job) -> Wait | None:
+    """Why no task of the run starts now. Only an open job may have none left, and wait for more."""
+    if job.mode is not Mode.OPEN or job.run.state is not RunState.INGESTING:
+        return await current_wait(system.coordinator, system.clock, job)
+    counts = await system.tasks.counts(job.key)
+    return await wait_of(system.coordinator, system.clock, job, counts)
 
 
 async def _queue_depths(system: System, job: Job) -> tuple[Depth, Depth]:

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 // The words of the dashboard are English, and so are its numbers and times: in the user's own kind of English, if any.
-const LOCALE = navigator.languages.find((each) => /^en\b/i.test(each)) ?? "en-GB";
+export const LOCALE = navigator.languages.find((each) => /^en\b/i.test(each)) ?? "en-GB";
 const WHOLE = new Intl.NumberFormat(LOCALE);
 const SHORT = new Intl.NumberFormat(LOCALE, { notation: "compact", maximumFractionDigits: 1 });
 const MOMENT = new Intl.DateTimeFormat(LOCALE, { dateStyle: "medium", timeStyle: "medium" });
@@ -13,7 +13,8 @@ const UNITS = /** @type {const} */ ([["day", 86400], ["hour", 3600], ["minute", 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export const count = (/** @type {number} */ value) => WHOLE.format(value);
-export const short = (/** @type {number} */ value) => SHORT.format(value);
+/** A tick of an axis: 20, 1.5k, 0.002. @param {number} value */
+export const short = (value) => value > 0 && value < 0.1 ? String(Number(value.toPrecision(1))) : SHORT.format(value);
 
 /** As text: 1 task, 2 tasks. @param {number} value @param {string} noun */
 export const number = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
@@ -30,7 +31,14 @@ export function percent(part, whole) {
 
 /** @param {number} value tasks a second */
 export function rate(value) {
-  return `${value >= 100 ? WHOLE.format(Math.round(value)) : value.toFixed(1)}/s`;
+  if (value >= 100) return `${WHOLE.format(Math.round(value))}/s`;
+  // A decimal of a second would say nothing of a file every minute.
+  const [amount, unit] = value >= 0.1 || value === 0
+    ? [value, "s"]
+    : value >= 0.1 / 60
+    ? [60 * value, "min"]
+    : [3600 * value, "h"];
+  return `${amount.toFixed(1)}/${unit}`;
 }
 
 /** @param {number | null | undefined} seconds */
@@ -75,9 +83,10 @@ export function moment(iso) {
   return h("time", { datetime: iso, title: MOMENT.format(at) }, relative((at.getTime() - Date.now()) / 1000));
 }
 
-/** A time to come: the date, and how far it is. @param {string} iso */
-export function coming(iso) {
-  return h("span", {}, MOMENT.format(new Date(iso)), " · ", moment(iso));
+/** A time to come: the date there, and how far it is. @param {string} iso @param {string} zone */
+export function coming(iso, zone) {
+  const there = new Intl.DateTimeFormat(LOCALE, { dateStyle: "medium", timeStyle: "short", timeZone: zone });
+  return h("span", {}, there.format(new Date(iso)), " · ", moment(iso));
 }
 
 /** @param {number} seconds from now, below 0 for the past */

@@ -111,7 +111,7 @@ export async function fleetPage(root, signal) {
       {
         title: "Host",
         sort: (each) => each.host,
-        cell: (each) => [each.host, h("span", { class: "muted" }, ` process ${each.process}`)],
+        cell: (each) => h("span", {}, each.host, h("span", { class: "muted" }, ` process ${each.process}`)),
       },
       { title: "Version", look: "number", sort: (each) => each.version, cell: (each) => each.version },
       { title: "Slots", look: "number", sort: (each) => each.slots, cell: (each) => count(each.slots) },
@@ -191,7 +191,7 @@ const waiting = ({ ready, held, delayed }) => ready + held + delayed;
  */
 function depth({ ready, held, delayed }) {
   const more = [held && `${count(held)} in flight`, delayed && `${count(delayed)} delayed`].filter(Boolean).join(", ");
-  return [more && h("span", { class: "muted" }, `${more}, `), `${count(ready)} ready`];
+  return h("span", {}, more && h("span", { class: "muted" }, `${more}, `), `${count(ready)} ready`);
 }
 
 /** @param {string[] | null} names */

@@ -150,10 +150,8 @@ export async function lettersPage(root, signal) {
       h(
         "div",
         { class: "filters" },
-        h("label", { for: "error-code" }, "Error code"),
-        error,
-        h("label", { for: "of-job" }, "Job"),
-        job,
+        h("span", { class: "pair" }, h("label", { for: "error-code" }, "Error code"), error),
+        h("span", { class: "pair" }, h("label", { for: "of-job" }, "Job"), job),
       ),
       list,
       none,

@@ -49,12 +49,14 @@ export async function newJobPage(root, signal) {
     placeholder: "https://example.com/\nhttps://example.org/",
     on: { input: () => choose(null) },
   });
+  const typedLabel = h("span");
   const kind = choice("kind", [["fetch", "Fetch URLs"], ["download", "Download files"], [
     "python",
     "Call a Python function",
   ]]);
   kind.addEventListener("change", () => show());
   const column = text("url_column", { placeholder: "url", on: { input: () => show() } });
+  const columnField = field("url_column", "URL column", column, "Of a csv, if it is not called url.");
   const handler = text("handler", { list: "handlers" });
   const handlerField = field(
     "handler",
@@ -94,7 +96,8 @@ export async function newJobPage(root, signal) {
         : [h("b", {}, "Drop a list here"), " or choose a file: text, jsonl or csv; plain, gzip, zstd or bzip2"],
     );
     handlerField.hidden = kind.value !== "python";
-    extract.hidden = kind.value === "python";
+    extract.hidden = columnField.hidden = kind.value === "python";
+    renew(typedLabel, `Or type it, one ${kind.value === "python" ? "input" : "URL"} per line`);
     for (const option of MORE) {
       const place = form.elements.namedItem(option.name)?.closest(".field");
       if (place) place.hidden = !applies(option, kind.value, "closed");
@@ -149,7 +152,7 @@ export async function newJobPage(root, signal) {
     "form",
     { class: "card new-job", on: { submit } },
     zone,
-    field("typed", "Or type it, one URL per line", typed),
+    field("typed", typedLabel, typed),
     preview.node,
     h(
       "div",
@@ -157,7 +160,7 @@ export async function newJobPage(root, signal) {
       field("name", "Name", text("name", { maxlength: 200 })),
       field("kind", "Kind", kind),
       handlerField,
-      field("url_column", "URL column", column, "Of a csv, if it is not called url."),
+      columnField,
       FIRST.map(optional),
     ),
     h("datalist", { id: "handlers" }, handlers.map((value) => h("option", { value }))),

@@ -13,6 +13,11 @@ import { attempt, empty, toast } from "../parts/says.js";
 import { bar, jobPill, pill } from "../parts/state.js";
 import { pager, table } from "../parts/table.js";
 
+const MISSED = /** @type {[string, string][]} */ ([
+  ["coalesce", "one job for all of them"],
+  ["skip", "none"],
+  ["all", "a job for each"],
+]);
 // What the server shows in place of a secret.
 const HIDDEN = "[hidden]";
 
@@ -112,8 +117,11 @@ async function schedulePage(root, signal, scheduleId) {
       facts,
       fact("State", pill(schedule.paused ? "paused" : "active")),
       fact("Times", times(schedule)),
-      fact("Next fires", schedule.next_fires.map((at) => h("span", { class: "line" }, coming(at)))),
-      fact("Missed fires", schedule.missed),
+      fact(
+        `Next fires, ${schedule.timezone}`,
+        schedule.next_fires.map((at) => h("span", { class: "line" }, coming(at, schedule.timezone))),
+      ),
+      fact("Missed fires", MISSED.find(([name]) => name === schedule.missed)?.[1] ?? schedule.missed),
       schedule.invalid_lines > 0 && fact("Invalid lines", `${count(schedule.invalid_lines)}, skipped by each fire`),
       schedule.changed_only && fact("Only what changed", "Each job compares its pages with those of the one before."),
       fact("Job", h("pre", { class: "body" }, JSON.stringify(schedule.job, null, 2))),
@@ -201,11 +209,7 @@ function timeFields(schedule = {}) {
     field(
       "missed",
       "Missed fires",
-      choice(
-        "missed",
-        [["coalesce", "one job for all of them"], ["skip", "none"], ["all", "a job for each"]],
-        schedule.missed,
-      ),
+      choice("missed", MISSED, schedule.missed),
     ),
     h(
       "label",

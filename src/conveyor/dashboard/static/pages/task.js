@@ -146,7 +146,7 @@ function factsOf(task, failed, kind) {
     task.error &&
     fact("Error", h("code", { class: "error-code" }, task.error.code), task.error.message && ` ${task.error.message}`),
     task.final_url && fact("Final URL", task.final_url),
-    task.elapsed !== null && fact("Duration", duration(task.elapsed)),
+    task.elapsed !== null && task.attempts > 0 && fact("Duration", duration(task.elapsed)),
     task.finished_at && fact("Finished", moment(task.finished_at)),
     task.content_type && fact("Content type", task.content_type),
     task.size !== null && fact("Size", bytes(task.size)),

@@ -39,6 +39,15 @@ export function jobActions(jobId, after) {
     });
     if (done) await after.changed();
   };
+  const close = async () => {
+    const done = await ask({
+      title: "Close this job?",
+      text: "No more tasks can be added. The job completes when those that it has are finished.",
+      action: "Close job",
+      act: () => send("POST", `${path}/close`).then(() => true),
+    });
+    if (done) await after.changed();
+  };
   const rerun = async () => {
     const key = newKey();
     const resumed = job.total === 0;
@@ -107,6 +116,7 @@ export function jobActions(jobId, after) {
         !over && job.waiting?.target && button("Reset breaker", reset, "primary"),
         !over && job.state !== "paused" && button("Pause", control("pause", "The job is paused.")),
         job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
+        canClose(job) && button("Close", close),
         !over && button("Cancel", cancel),
         over && (job.counts.failed > 0 || unread) &&
           button(unread ? "Resume ingest" : "Rerun failed", rerun, "primary"),
@@ -117,6 +127,11 @@ export function jobActions(jobId, after) {
       );
     },
   };
+}
+
+/** Whether tasks may still be added. @param {Job} job */
+function canClose({ mode, state, run }) {
+  return mode === "open" && run.number === 1 && ["ingesting", "paused"].includes(state);
 }
 
 /** @param {Job} job */

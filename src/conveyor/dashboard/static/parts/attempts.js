@@ -16,7 +16,8 @@ export const isFailure = ({ event }) => FAILURES.has(event);
 
 /**
  * Seconds of the parts of an attempt, as far as they are known. Times are in milliseconds. `rest` is what followed the
- * first byte, or all of it; of an attempt that ended without a connection, it is the connecting.
+ * first byte, or all of it; of an attempt that ended without a connection, it is the connecting. The HTTP client does not
+ * tell when it has connected: until the first byte is the time for a connection, if it is a new one, too.
  * @typedef {{began: number, end: number, wait: number | null, first: number | null, rest: number, connecting: boolean, backoff: number | null}} Timing
  */
 
@@ -147,7 +148,7 @@ function line({ began, wait, first, rest, connecting, backoff }, span, look, wor
   };
   const words = [
     wait !== null && `wait ${duration(wait)}`,
-    first !== null && `first byte ${duration(first)}`,
+    first !== null && `connect and first byte ${duration(first)}`,
     `${connecting ? "connect" : first !== null ? "read" : "total"} ${duration(rest)}`,
     backoff !== null && `backoff ${duration(backoff)}`,
     worker,
@@ -185,8 +186,8 @@ function keys() {
     { class: "legend" },
     key("waited", "waited for a slot"),
     key("speed", "connect and first byte"),
-    key("succeeded", "read, or all of it"),
-    key("failed", "the same, failed"),
+    key("succeeded", "read, or the whole attempt"),
+    key("failed", "the same of a failed attempt"),
     key("backoff", "backoff"),
   );
 }

@@ -1,6 +1,7 @@
 /** What charts share: scales, ticks at round values, and a tip that follows the pointer or the arrow keys. */
 
 import { h, renew, svg } from "../dom.js";
+import { LOCALE } from "../format.js";
 
 export const HEIGHT = 220;
 export const LEFT = 50;
@@ -12,9 +13,9 @@ export const GROUND = HEIGHT - 20;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const LABEL_WIDTH = 90;
 
-const SECOND = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+const SECOND = new Intl.DateTimeFormat(LOCALE, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const MINUTE = new Intl.DateTimeFormat(LOCALE, { hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat(LOCALE, { month: "short", day: "numeric" });
 
 /** One unit is a pixel, so that text has the same size on every screen. @param {Element} node */
 export const widthOf = (node) => Math.max(node.clientWidth, 240);

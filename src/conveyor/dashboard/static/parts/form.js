@@ -5,7 +5,7 @@ import { h } from "../dom.js";
 
 /**
  * @param {string} id
- * @param {string} label
+ * @param {import("../dom.js").Children} label
  * @param {Element} control its id is `id`
  * @param {import("../dom.js").Child} [hint]
  */

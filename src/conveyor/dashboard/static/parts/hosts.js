@@ -107,13 +107,15 @@ function share(part, whole) {
   return part ? h("span", {}, count(part), h("span", { class: "muted" }, ` ${percent(part, whole)}`)) : "0";
 }
 
-/** @param {RunHost} row */
-function codes({ errors }) {
+/** The most frequent codes, and how many attempts had others. @param {RunHost} row */
+function codes({ errors, failed, retried }) {
   if (!errors.length) return h("span", { class: "muted" }, "–");
+  const others = errors.reduce((left, each) => left - each.count, failed + retried);
   return h(
     "ul",
     { class: "samples" },
     errors.map((each) => h("li", {}, h("code", { class: "error-code" }, each.code), ` ${count(each.count)}`)),
+    others > 0 && h("li", { class: "muted" }, `others ${count(others)}`),
   );
 }
 
@@ -143,7 +145,7 @@ function precision({ is_exact: isExact, at, other, missing }) {
       ? "Counts are exact."
       : "Workers add their attempts every few seconds.",
     other === null ? null : " Hosts with few attempts and errors are shown together.",
-    " Latency is that of attempts, within a tenth.",
+    " Throughput and latency are those of attempts, retried ones too; latency within a tenth.",
     ...(isExact || at === null ? [] : [" Last collected ", moment(at), "."]),
   ];
 }

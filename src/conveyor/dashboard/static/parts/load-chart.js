@@ -4,7 +4,7 @@
 
 import { remember, stateOf } from "../address.js";
 import { h, svg } from "../dom.js";
-import { clock, count, rate, short } from "../format.js";
+import { clock, count, LOCALE, rate, short } from "../format.js";
 import { area, axis, drawing, grid, GROUND, LEFT, legend, scale, ticks, timeTicks, tippedFigure, TOP } from "./axes.js";
 import { bar } from "./charts.js";
 
@@ -13,7 +13,7 @@ const LOWER = 130;
 // Minutes that are shown, in intervals of a minute or of an hour.
 const RANGES =
   /** @type {const} */ ([["60", "last hour"], ["240", "last 4 hours"], ["1440", "last day"], ["10080", "last week"]]);
-const DAY = new Intl.DateTimeFormat(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat(LOCALE, { weekday: "short", hour: "2-digit", minute: "2-digit" });
 
 export function loadChart() {
   const figure = tippedFigure("Load over time");

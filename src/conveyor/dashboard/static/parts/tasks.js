@@ -306,7 +306,7 @@ function columns(jobId, kind, selected, select) {
     {
       title: "Duration",
       look: "number minor",
-      cell: (task) => duration(task.elapsed),
+      cell: (task) => task.attempts ? duration(task.elapsed) : "–",
       sort: (task) => task.elapsed ?? -1,
     },
     {
