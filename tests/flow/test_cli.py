@@ -542,6 +542,8 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
     assert "ftp://example.com" in up("invalid", job_id).stdout
     assert len(up.json("invalid", job_id, "--limit", "1")) == 1
     assert "2 invalid lines" in up("show", job_id).stdout
+    listed = next(line for line in up("jobs").stdout.splitlines() if job_id in line)
+    assert re.search(r" 2 +2 +0 +2 ", f"{listed} "), listed
     # Nothing but the id is on standard output.
     sent = up("submit", "mixed.txt")
     assert f"2 invalid lines skipped; `conveyor invalid {sent.stdout.strip()}` lists them." in sent.stderr
@@ -652,7 +654,7 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     assert up("export", job_id, "-o", "whole.jsonl").returncode == 0
     assert {json.loads(line)["task_id"] for line in (up.place / "whole.jsonl").read_text().splitlines()} == set(whole)
     listed = next(line for line in up("jobs").stdout.splitlines() if job_id in line)
-    assert re.search(r" 2 +2 +1 ", f"{listed} "), listed
+    assert re.search(r" 2 +2 +1 +0 ", f"{listed} "), listed
     assert up.json("show", job_id, "--run", "2")["total"] == 1
     assert up.json("results", job_id, "--tag", "nobody's") == []
     shown = up("show", job_id, "--verify")

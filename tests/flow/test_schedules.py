@@ -295,6 +295,8 @@ class TestFiring:
         await run(scheduler)
         (job,) = await jobs_of(system)
         assert (job.run.total, job.run.invalid) == (1, 2)
+        [fire] = (await shown(server, schedule["id"]))["fires"]
+        assert fire["outcome"]["invalid_lines"] == 2
         body = json.dumps({"job_changes": {"tasks": [URL]}}).encode()
         changed = await server.request("PATCH", f"/v1/schedules/{schedule['id']}", body=body)
         assert changed.json["invalid_lines"] == 0
@@ -336,7 +338,7 @@ class TestFiring:
         found = await shown(server, schedule["id"])
         msgspec.convert(found, ScheduleDetail)
         job = (await server.get(f"/v1/jobs/{there.job_id}")).json
-        expected = {name: job[name] for name in ("name", "state", "total", "counts")}
+        expected = {name: job[name] for name in ("name", "state", "total", "counts", "invalid_lines")}
         assert [fire["outcome"] for fire in found["fires"]] == [None, expected]
         assert (expected["name"], expected["state"], expected["total"]) == ("hourly", "cancelled", 2)
 

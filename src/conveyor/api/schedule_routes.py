@@ -19,6 +19,8 @@ from conveyor.read.status import job_json
 from conveyor.system import System
 
 ROUTE = "POST /v1/schedules"
+# What a fire shows of its job.
+_OF_JOB = ("name", "state", "total", "counts", "invalid_lines")
 
 
 @post(
@@ -63,7 +65,7 @@ async def _outcomes(system: System, tenant: TenantId, job_ids: list[JobId]) -> d
     jobs = await system.records.jobs.jobs_of([(tenant, job_id) for job_id in job_ids])
     read = partial(job_json, system.records, system.tasks, system.coordinator, system.clock)
     shown = await asyncio.gather(*(read(job) for job in jobs))
-    return {job["id"]: {name: job[name] for name in ("name", "state", "total", "counts")} for job in shown}
+    return {job["id"]: {name: job[name] for name in _OF_JOB} for job in shown}
 
 
 @patch(

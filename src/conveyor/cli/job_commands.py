@@ -18,6 +18,7 @@ _JOBS = [
     ("total", 10),
     ("done", 10),
     ("failed", 8),
+    ("skipped", 8),
     ("waiting", 9),
     ("name", 0),
 ]
@@ -136,7 +137,7 @@ def _job_row(job: dict[str, Any]) -> list[object]:
     if job.get("reason_code") == "tasks_elsewhere":
         counts = (text.count(now.total), "elsewhere", "-")
     waiting = (job.get("waiting") or {}).get("code")
-    return [now.job_id, now.state.value, created, *counts, waiting, job.get("name")]
+    return [now.job_id, now.state.value, created, *counts, text.count(now.invalid), waiting, job.get("name")]
 
 
 def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:

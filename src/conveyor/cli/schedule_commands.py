@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conveyor.cli.output import print_json, print_json_array, print_lines
+from conveyor.cli.output import count_invalid_lines, print_json, print_json_array, print_lines
 from conveyor.cli.shared_options import (
     AsJson,
     Attempts,
@@ -278,7 +278,10 @@ def _outcome(fire: dict[str, Any]) -> str:
     counts = outcome["counts"]
     parts = [f"{counts[name]:,} {name}" for name in ("succeeded", "unchanged", "failed", "cancelled") if counts[name]]
     left = outcome["total"] - sum(counts[name] for name in ("succeeded", "failed", "cancelled"))
-    return "  " + ", ".join([outcome["state"], *parts, *([f"{left:,} not finished"] if left > 0 else [])])
+    parts += [f"{left:,} not finished"] if left > 0 else []
+    skipped = outcome.get("invalid_lines", 0)
+    parts += [f"{count_invalid_lines(skipped)} skipped"] if skipped else []
+    return "  " + ", ".join([outcome["state"], *parts])
 
 
 def _row(schedule: dict[str, Any]) -> list[object]:

@@ -26,6 +26,7 @@ class FireOutcome(Shape, frozen=True):
     state: str
     total: int
     counts: CountsView
+    invalid_lines: int
 
 
 class FireDetail(FireShape, frozen=True):

@@ -170,7 +170,7 @@
  * @property {string | null} job_id
  * @property {string | null} error
  * @property {number} coalesced
- * @property {{name: string | null, state: string, total: number, counts: Counts} | null} [outcome] of its job, while it
+ * @property {{name: string | null, state: string, total: number, counts: Counts, invalid_lines: number} | null} [outcome] of its job, while it
  *   is there; only where one schedule is shown
  *
  * @typedef {Object} Schedule

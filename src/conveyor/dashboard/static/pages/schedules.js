@@ -103,6 +103,7 @@ async function schedulePage(root, signal, scheduleId) {
       { title: "Progress", cell: fireProgress },
       { title: "Tasks", look: "number", cell: ({ outcome }) => outcome ? count(outcome.total) : "–" },
       { title: "Failed", look: "number", cell: ({ outcome }) => outcome ? count(outcome.counts.failed) : "–" },
+      { title: "Skipped", look: "number", cell: ({ outcome }) => outcome ? count(outcome.invalid_lines) : "–" },
       { title: "Missed fires included", look: "number", cell: (each) => count(each.coalesced) },
     ]),
     (each) => each.at,
