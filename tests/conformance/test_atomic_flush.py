@@ -11,7 +11,7 @@ from conveyor.engines.queue import Depth, Outgoing, recovery_queue, run_queue
 from conveyor.engines.records import RunFlush, RunMove
 from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import UNCHANGED, Counts, Job, TaskEnd
+from conveyor.model import UNCHANGED, Counts, Job, ResultDetail, TaskEnd
 from conveyor.states import RunState, TaskStatus
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, make_job, make_notice, seeds
@@ -83,6 +83,38 @@ async def test_many_runs_in_one_step(atomic_engine: Any, clock: ManualClock) -> 
     assert await atomic_engine.queue.depth(recovery_queue(jobs[1].run.run_id)) == Depth(1, 0, 1)
     for job in jobs:
         assert await atomic_engine.queue.depth(run_queue(job.run.run_id)) == Depth(0, 0, 0)
+        assert await atomic_engine.tasks.counts(job.key) == await atomic_engine.tasks.recount(job.key)
+
+
+async def test_each_of_many_neighbours_gets_its_own_outcome(atomic_engine: Any, clock: ManualClock) -> None:
+    one, other = [await accepted(atomic_engine, clock, 200) for _ in range(2)]
+
+    def said(index: int, text: str) -> TaskEnd:
+        # Of different lengths, in characters and in bytes.
+        detail = msgspec.json.encode({"content_type": f"{text} {index} {'é' * (index % 5)}"}).decode()
+        failed = index % 10 == 3
+        return end(index, TaskStatus.FAILED if failed else TaskStatus.SUCCEEDED, "http_404" if failed else None, detail)
+
+    # Near each other, in any order, with others between; and far from each other.
+    near, far = [*range(3, 170, 2)], [*range(0, 200, 5)]
+    flushes = [
+        RunFlush(one, [said(index, "near") for index in near[::-1]]),
+        RunFlush(other, [said(index, "far") for index in far]),
+    ]
+    done = await atomic_engine.record_flush(flushes, [])
+    assert [each.finished.moved for each in done] == [frozenset(near), frozenset(far)]
+    # Of these, some have finished.
+    (again,) = await atomic_engine.record_flush([RunFlush(one, [said(index, "late") for index in range(200)])], [])
+    assert again.finished.moved == frozenset(range(200)) - frozenset(near)
+    for job, text, finished, rest in ((one, "near", near, "late"), (other, "far", far, None)):
+        found = {task.index: task for task in await atomic_engine.tasks.at(job.key, range(200))}
+        for index in range(200):
+            wanted = text if index in finished else rest
+            expected = None if wanted is None else said(index, wanted)
+            task = found[index]
+            assert task.status is (TaskStatus.PENDING if expected is None else expected.status)
+            assert task.error_code == (expected.error_code if expected else None)
+            assert task.detail == msgspec.json.decode(expected.detail if expected else "{}", type=ResultDetail)
         assert await atomic_engine.tasks.counts(job.key) == await atomic_engine.tasks.recount(job.key)
 
 

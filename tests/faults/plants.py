@@ -5,6 +5,7 @@ planted with that net removed; the test runs the same without the bug too, and t
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -184,16 +185,18 @@ def unguarded_flush(_: Path) -> None:
 @plant
 def unconditional_flush(_: Path) -> None:
     """A second end of a task is written over the first; what is counted is right."""
-    finish, query = flushes._finish, flushes.SQL["finish"]
-    assert "AND tasks.status = 0" in query
+    finish = flushes._finish
+    queries = {name: flushes.SQL[name] for name in ("finish", "finish_neighbours")}
+    unconditional = {name: re.sub(r"AND (tasks\.)?status = 0", "", query) for name, query in queries.items()}
+    assert all(unconditional[name] != query for name, query in queries.items())
 
     def careless(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> flushes.Moving:
         moved = finish(db, known, runs)
         pairs = [(number, end) for number, run in zip(known, runs, strict=True) for end in run.ends]
         again = [pair for pair in pairs if pair[0] is not None and pair[1] not in moved[pair[0]]]
-        flushes.SQL["finish"] = query.replace("AND tasks.status = 0", "")
-        flushes._update(db, again)
-        flushes.SQL["finish"] = query
+        flushes.SQL.update(unconditional)
+        flushes._update(db, sorted(again, key=lambda pair: (pair[0], pair[1].index)))
+        flushes.SQL.update(queries)
         return moved
 
     flushes._finish = careless

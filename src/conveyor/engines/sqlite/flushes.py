@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import apsw
@@ -28,6 +27,11 @@ _numbered_runs = msgspec.json.Decoder(list[tuple[RunId, TenantId, int, int]])
 # The number of a run with its counts.
 _counts = msgspec.json.Decoder(list[tuple[int, int, int, int, int]])
 _run_ids = msgspec.json.Decoder(list[RunId])
+
+# So many ends of a run get a statement of their own, if not too many other tasks are between them.
+_FEW = 32
+_MOST_APART = 3
+_NO_PLACE = b" " * 18
 
 Moving = dict[int, list[TaskEnd]]
 
@@ -116,19 +120,40 @@ def _update(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> int:
             "error_code": error_code,
             "at": at,
         }
-        db.execute(SQL["finish"], values | _ends_and_details(group))
-        changed += db.changes()
+        for query, ends_of_query in _queries(group):
+            db.execute(SQL[query], values | ends_of_query)
+            changed += db.changes()
     return changed
 
 
-def _ends_and_details(ends: Sequence[tuple[int, TaskEnd]]) -> dict[str, Any]:
-    details = "".join([end.detail for _, end in ends])
-    sizes = [len(end.detail) for _, end in ends]
-    if not details.isascii():
-        sizes = [len(end.detail.encode()) for _, end in ends]
-    starts = accumulate(sizes, initial=1)
-    rows = [(number, end.index, start, size) for (number, end), start, size in zip(ends, starts, sizes, strict=False)]
-    return {"ends": _encode(rows).decode(), "details": details.encode()}
+def _queries(group: Sequence[tuple[int, TaskEnd]]) -> list[tuple[str, dict[str, Any]]]:
+    """The statements that finish these tasks, which end alike, and their parameters. They are in the order of the
+    rows."""
+    by_run: dict[int, list[TaskEnd]] = {}
+    for number, end in group:
+        by_run.setdefault(number, []).append(end)
+    queries: list[tuple[str, dict[str, Any]]] = []
+    others: list[tuple[int, TaskEnd]] = []
+    for number, ends in by_run.items():
+        if len(ends) >= _FEW and ends[-1].index - ends[0].index < _MOST_APART * len(ends):
+            queries.append(("finish_neighbours", {"run_no": number, **_neighbours(ends)}))
+        else:
+            others += [(number, end) for end in ends]
+    if others:
+        keys = b"".join([b"%019d%019d" % (number, end.index) for number, end in others])
+        details = apsw.carray(tuple([end.detail for _, end in others]))
+        queries.append(("finish", {"keys": keys, "details": details}))
+    return queries
+
+
+def _neighbours(ends: Sequence[TaskEnd]) -> dict[str, Any]:
+    details = [end.detail.encode() for end in ends]
+    first, last = ends[0].index, ends[-1].index
+    places, start = [_NO_PLACE] * (last - first + 1), 1
+    for end, detail in zip(ends, details, strict=True):
+        places[end.index - first] = b"%010d%08d" % (start, len(detail))
+        start += len(detail)
+    return {"first": first, "last": last, "places": b"".join(places), "details": b"".join(details)}
 
 
 def _unfinished(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> list[tuple[int, TaskEnd]]:
