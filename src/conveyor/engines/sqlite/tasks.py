@@ -55,6 +55,8 @@ _BEYOND = 1 << 62
 _ROWS_IN_ONE_STEP = 400
 # Tasks that are looked up on the event loop, in one call: those of one message.
 _READ_ON_LOOP = 100
+# Tasks between them that a look at neighbours reads, too.
+_MOST_BETWEEN = 32
 
 _encode = msgspec.json.encode
 _indexes = msgspec.json.Decoder(list[int])
@@ -96,10 +98,21 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None:
             return frozenset()
-        values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
         if len(indexes) <= _READ_ON_LOOP:
-            return frozenset(_indexes.decode(self._database.read_one(SQL["unfinished"], values)[0]))
+            return self._few_unfinished(number, indexes)
+        values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
         return await self._database.read(lambda db: _unfinished(db, values))
+
+    def _few_unfinished(self, number: int, indexes: Sequence[int]) -> frozenset[int]:
+        if not indexes:
+            return frozenset()
+        first, last = min(indexes), max(indexes)
+        if last - first >= len(indexes) + _MOST_BETWEEN:
+            values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
+            return frozenset(_indexes.decode(self._database.read_one(SQL["unfinished"], values)[0]))
+        bounds = {"run_no": number, "first": first, "last": last}
+        found = _indexes.decode(self._database.read_one(SQL["unfinished_between"], bounds)[0])
+        return frozenset(indexes).intersection(found)
 
     def _unfinished_of(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
         """The first look at a run: one read for its number, too."""

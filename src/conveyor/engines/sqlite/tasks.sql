@@ -22,6 +22,10 @@ FROM (SELECT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
 CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
 WHERE t.status = 0;
 
+-- name: unfinished_between
+-- For neighbours: their rows, and those between them, one after the other.
+SELECT json_group_array(idx) FROM tasks WHERE run_no = :run_no AND idx BETWEEN :first AND :last AND status = 0;
+
 -- name: unfinished_of
 -- The first look at a run: its number, too.
 SELECT n.run_no, n.rerun, (
