@@ -59,10 +59,15 @@ class Segment:
         failures instead of those that cannot be encoded."""
         failures: list[PackedOutcome] = []
         offset = 0
+        # Most pages of a pack have the type of the page before.
+        content_type, may_shrink = None, True
         for number, outcome in self.outcomes:
             body = outcome.body or b""
+            if outcome.content_type != content_type:
+                content_type = outcome.content_type
+                may_shrink = not is_compressed(content_type)
             try:
-                data, stored, digest = _encoded_page(outcome, body)
+                data, stored, digest = _encoded(body, outcome.sha256, may_shrink=may_shrink)
                 detail = detail_json(outcome)
             except Exception:
                 log.exception("page not encoded")
@@ -107,6 +112,8 @@ class Packer:
         self._outcomes: list[PackedOutcome] = []
         self._bodies: list[bytes | memoryview] = []
         self._segments: dict[RunId, Segment] = {}
+        # That of the last page: most pages are of the same job as the one before.
+        self._last: Segment | None = None
         self._count = 0
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -126,9 +133,10 @@ class Packer:
         """Add the outcome of an order. `is_last`: no other is on its way. `may_wait`: the fetcher has enough to do
         without new orders of the lane. If it raises, nothing was added."""
         body = outcome.body
-        if body is not None and self._is_page(job, outcome, len(body)):
+        segment = None if body is None or not _is_page(outcome, len(body)) else self._segment(job)
+        if segment is not None and body is not None:
             # Encoded when the pack is sent.
-            self._segment(job).outcomes.append((number, outcome))
+            segment.outcomes.append((number, outcome))
             self._bytes += len(body)
         else:
             data, stored, digest = None, None, ""
@@ -170,6 +178,7 @@ class Packer:
             return
         outcomes, bodies, segments = self._outcomes, self._bodies, list(self._segments.values())
         self._outcomes, self._bodies, self._segments, self._count, self._bytes = [], [], {}, 0, 0
+        self._last = None
         self._may_wait = True
         self._lingers_left = _MORE_LINGERS
         pages: list[StoredPages] = []
@@ -200,28 +209,28 @@ class Packer:
         """Report how many orders of a lane run. Outcomes do not wait for it, nor it for them."""
         write_frame(self._writer, OutcomePack([], b"", [], [], [report]))
 
-    def _is_page(self, job: Job, outcome: Outcome, length: int) -> bool:
-        """Whether the body belongs into a segment. The worker decides about failures, which it may retry, about bodies
-        so small that they may be part of their rows, and about large ones."""
-        return (
-            self._logs is not None
-            and INLINE_PAGE < length <= LARGE
-            and outcome.status is TaskStatus.SUCCEEDED
-            and job.result_layout is ResultLayout.PACKED
-            # The worker hands these pages on, and may not store them at all.
-            and job.options.extract is None
-        )
-
-    def _segment(self, job: Job) -> Segment:
-        segment = self._segments.get(job.run.run_id)
-        if segment is None:
-            segment = self._segments[job.run.run_id] = Segment(job)
-        return segment
+    def _segment(self, job: Job) -> Segment | None:
+        """The segment for pages of a job; None if they go to the worker."""
+        if self._last is not None and self._last.job is job:
+            return self._last
+        # Pages for `extract` are handed on by the worker, which may not store them at all.
+        if self._logs is None or job.result_layout is not ResultLayout.PACKED or job.options.extract is not None:
+            return None
+        self._last = self._segments.get(job.run.run_id)
+        if self._last is None:
+            self._last = self._segments[job.run.run_id] = Segment(job)
+        return self._last
 
     def _append(self, logs: SharedLogs, segments: list[Segment]) -> list[str]:
         """Append segments; returns their keys. It goes to the cache of the system, which is quicker than a thread."""
         objects = [(new_key(self._clock, segment.job, "seg"), b"".join(segment.data)) for segment in segments]
         return logs.append(objects)
+
+
+def _is_page(outcome: Outcome, length: int) -> bool:
+    """Whether the body may go into a segment. The worker decides about failures, which it may retry, about bodies so
+    small that they may be part of their rows, and about large ones."""
+    return outcome.status is TaskStatus.SUCCEEDED and INLINE_PAGE < length <= LARGE
 
 
 def internal_error() -> Outcome:
@@ -239,7 +248,7 @@ def _encoded(
     """The bytes to store, how they are encoded, and the digest of the body, which may be known."""
     digest = known or sha256(body).hexdigest()
     deflated = deflate(body) if may_shrink else None
-    return (body, None, digest) if deflated is None else (*deflated, digest)
+    return (body, None, digest) if deflated is None else (deflated[0], deflated[1], digest)
 
 
 def _packed(
