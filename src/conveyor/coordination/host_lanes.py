@@ -148,7 +148,7 @@ class HostLanes:
             self.users[user] = left
         else:
             self.users.pop(user, None)
-        self.note_width(user)
+        self.note_width(user, count)
 
     def find_next(self, finished: PaceUser | None = None) -> list[PaceUser]:
         """Return the lanes that may send more of what waits. With `finished` it is because this lane sends less."""
@@ -164,13 +164,14 @@ class HostLanes:
             waiting = [user for user in others if share >= user.bound or self.users.get(user, 0) < share]
         return found + waiting[: max(0, self.limit - self._exact)]
 
-    def note_width(self, user: PaceUser) -> None:
-        """Note the slots and the width of a lane, and what it has sent."""
+    def note_width(self, user: PaceUser, finished: int = 0) -> None:
+        """Note the slots and the width of a lane, and what it has sent. What runs beyond a width that has become less
+        goes on: in use is less only as references are finished."""
         slots, runs, ahead = self._known.get(user, (-1, 0, 0))
         count = self.users.get(user, 0)
         waits = user in self.waiting and user.slots > 0
         if count or waits:
-            new_slots, new_runs = user.slots, min(count, user.width)
+            new_slots, new_runs = user.slots, min(count, max(user.width, runs - finished))
             new_ahead = count - new_runs if user.keeps_part else 0
             self._known[user] = new_slots, new_runs, new_ahead
         else:

@@ -135,11 +135,11 @@ class PacedRefs(Generic[T]):
             self._only = self._pace_of(ref)[0]
 
     def set_slots(self, slots: int) -> None:
-        """The lane may run so many tasks at once now, and does so unless `set_width` says less."""
+        """The lane may run so many tasks at once now. If it keeps to its part, `set_width` says how many it runs."""
         if slots == self.slots:
             return
         had_slots, self.slots = self.slots > 0, slots
-        self.set_width(slots)
+        self.set_width(min(self.width, slots) if self.keeps_part else slots)
         if had_slots is (slots > 0):
             return
         now = self._clock.monotonic()

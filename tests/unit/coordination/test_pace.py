@@ -407,6 +407,7 @@ def test_lanes_that_keep_to_their_parts_divide_the_limit_and_send_ahead() -> Non
     assert pace.lanes.part(lanes[0]) == START, "it is alone"
     assert pace.room(lanes[0], 0.0) > 10 * START
     for lane in lanes:
+        lane.width = 0
         pace.start(lane, 100)
     parts = [pace.lanes.part(lane) for lane in lanes]
     assert (sorted(parts), pace.lanes.in_flight) == ([2, 3, 3], 300)
@@ -426,6 +427,22 @@ def test_lanes_that_keep_to_their_parts_divide_the_limit_and_send_ahead() -> Non
     lanes[1].slots = 100
     pace.lanes.note_width(lanes[1])
     assert pace.lanes.part(lanes[1]) == START, "it has more slots by now"
+
+
+def test_what_runs_beyond_a_width_that_has_become_less_is_in_use_until_it_is_finished() -> None:
+    """Else as many more would begin, which the host refuses."""
+    pace, first, second = HostPace("acme", "a.example"), Lane(START, keeps_part=True), Lane(keeps_part=True)
+    pace.start(first, START)
+    first.slots = first.width = 0
+    pace.lanes.note_width(first)
+    assert pace.lanes.in_use == START
+    pace.finish(first, 3, 0.0)
+    assert pace.lanes.in_use == START - 3
+    for lane in [Lane(keeps_part=True) for _ in range(START)]:
+        pace.lanes.wait(lane, is_waiting=True)
+    pace.lanes.wait(second, is_waiting=True)
+    assert pace.lanes.takes_turns
+    assert len(pace.lanes.find_next()) == 3
 
 
 def test_more_lanes_than_requests_at_once_take_turns_also_if_they_keep_to_their_parts() -> None:
