@@ -277,7 +277,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     concurrency: int = 64
     rate_per_host: float | None = None
     concurrency_per_host: int | None = None
-    # None: fixed.
+    # None: fixed, as jobs of earlier versions are stored; accept/default_pace.py is for new ones.
     pace: Pace | None = None
     attempts: int = 4
     backoff: Backoff = Backoff()

@@ -124,7 +124,8 @@ OPTIONS = {
     "rate_per_host": "Maximum number of requests a second to one host, over all workers.",
     "concurrency_per_host": "Maximum number of requests at once to one host, over all workers.",
     "pace": "`auto`: find how many requests at once each host can take, by its latency and errors. `fixed`: as many as "
-    "the limits allow, the default. For the kinds `fetch` and `download`.",
+    "the limits allow. For the kinds `fetch` and `download`; without it, `auto` if there is no `rate_per_host`, no "
+    "`concurrency_per_host` and no gateway, the operator's included.",
     "attempts": "Maximum number of attempts of a task, including the first.",
     "backoff": "Seconds before a retry: random, up to `base * rate^(n-1)`, at most `cap`. Without `jitter`, exactly "
     "that bound.",

@@ -113,7 +113,7 @@ async def test_what_was_accepted_is_what_is_shown(server: Api) -> None:
         if field != "run":
             assert shown[field] == value
     assert answer.json["run"].items() <= shown["run"].items()
-    assert shown["options"] == {"retention_days": 2.0}
+    assert shown["options"] == {"pace": "auto", "retention_days": 2.0}
 
 
 async def test_tasks_are_readable_at_once(server: Api) -> None:

@@ -408,7 +408,7 @@ class TestOptions:
             await ended(server, job_id)
             done = await again(server, job_id, concurrency=5, rate_per_host=1000, backoff={"base": 0.5})
         assert done["run"]["counts"]["succeeded"] == 30
-        kept = {"attempts": 1, "chunk_size": 10, "concurrency": 5, "rate_per_host": 1000}
+        kept = {"attempts": 1, "chunk_size": 10, "concurrency": 5, "pace": "auto", "rate_per_host": 1000}
         assert done["options"].pop("backoff")["base"] == 0.5
         assert done["options"] == kept
         async with working(server.system):

@@ -201,7 +201,7 @@ class TestShared:
         job_id = await submit(server, 3)
         await status(server, job_id)
         await server.request("PATCH", f"/v1/jobs/{job_id}", body=b'{"concurrency": 3}')
-        assert (await status(server, job_id))["options"] == {"concurrency": 3}
+        assert (await status(server, job_id))["options"] == {"concurrency": 3, "pace": "auto"}
 
     async def test_what_is_shared_is_soon_forgotten(self, server: Api, clock: JumpingClock) -> None:
         job = await job_of(server, await submit(server, 3))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.accept.default_pace import with_stored_pace
 from conveyor.accept.option_changes import ALL, override_options
 from conveyor.accept.sources import stage_copy
 from conveyor.accept.spec import spec_of
@@ -44,6 +45,8 @@ class Duplicate:
     async def duplicate(self, job: Job, spec: DuplicateSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Accept the new job, and answer as a submit does."""
         options = override_options(self._system.settings, job, spec.options, ALL)
+        if "pace" not in spec.options:
+            options = with_stored_pace(options, job.kind)
         same = spec_of(msgspec.structs.replace(job, options=options))
         name = job.name if spec.name is msgspec.UNSET else spec.name
         wanted = msgspec.structs.replace(same, name=name, notify=await self._receivers(job))

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from conveyor.accept.default_pace import with_default_pace
 from conveyor.accept.option_limits import check_body_budget, check_insecure, check_limits
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.clock import Clock
@@ -53,7 +54,9 @@ def override_options(settings: Settings, job: Job, changes: Mapping[str, Any], a
         check_body_budget(spec, settings)
     if {"insecure", "gateway"}.intersection(changes):
         check_insecure(spec, settings)
-    return spec.options()
+    options = spec.options()
+    # A stored job without a pace is fixed, unless somebody asks for the default.
+    return with_default_pace(options, job.kind, settings) if "pace" in changes else options
 
 
 async def change_options(system: System, job: Job, changes: Mapping[str, Any], allowed: Collection[str] = LIVE) -> Job:

@@ -24,6 +24,7 @@ import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
+from conveyor.accept.default_pace import with_default_pace
 from conveyor.accept.option_limits import check_body_budget, check_insecure, check_limits
 from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.replace import NOTHING, Replace, ReplacedJobs, check_replaces
@@ -437,7 +438,7 @@ class Submit:
             name=spec.name,
             kind=spec.kind,
             mode=spec.mode,
-            options=spec.options(),
+            options=with_default_pace(spec.options(), spec.kind, settings),
             task_shard_count=1 if is_small or not self._system.sharded else settings.task_shard_count,
             result_layout=spec.result_layout or ResultLayout.PACKED,
             state=run.state,

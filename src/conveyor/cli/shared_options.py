@@ -106,7 +106,7 @@ PaceOption = Annotated[
         "--pace",
         rich_help_panel=_JOB,
         help="auto: find how many requests at once each host can take. fixed: send as many as the job's limits allow. "
-        "[fixed]",
+        "[auto without a rate and a gateway]",
     ),
 ]
 Attempts = Annotated[

@@ -37,10 +37,10 @@ export const GROUPS = [
       {
         name: "pace",
         label: "Pace",
-        hint: "Fixed: by the limits here. Automatic: as many requests at once as each host can take.",
+        hint: "As many requests at once as each host can take: usual without a limit per host and a gateway.",
         type: "choice",
         standard: null,
-        choices: [["", "fixed"], ["auto", "automatic"]],
+        choices: [["", "as usual"], ["auto", "automatic"], ["fixed", "fixed"]],
         kinds: ["fetch", "download"],
       },
       {
