@@ -253,6 +253,17 @@ def test_cancelled_tasks_are_no_throughput(here: World, visit: Open) -> None:
     assert page.evaluate(script) == [[0, 1000, 10], [1000, 2004, 12]], "the end is no interval of its own"
 
 
+def test_errors_add_up_to_the_failed_tasks_while_a_job_runs(here: World, visit: Open) -> None:
+    """The tile is counted at once, each error every few seconds."""
+    script = """import('/dashboard/parts/errors.js').then(({ errorsList }) => [0, 50, 73].map((failed) => {
+        const list = errorsList(() => {});
+        list.show(failed ? [{ code: 'http_503', count: 50 }] : [], failed);
+        return [...list.node.children].filter((each) => !each.hidden).map((each) => each.textContent);
+    }))"""
+    rest = "23 failed tasks with other errors, or not counted by error yet."
+    assert visit("#/jobs").evaluate(script) == [["No task has failed.", ""], ["http_50350"], ["http_50350", rest]]
+
+
 def test_low_rates_are_shown_by_minute_and_hour(here: World, visit: Open) -> None:
     script = "import('/dashboard/format.js').then(({ rate }) => [0, 0.0001, 0.05, 0.1, 99.94, 1234].map(rate))"
     shown = visit("#/jobs").evaluate(script)

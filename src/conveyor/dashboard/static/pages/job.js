@@ -144,7 +144,7 @@ export async function jobPage(root, signal, jobId) {
     if (!statistics) return;
     progress.show(statistics.samples, statistics.series, run.total);
     latency.show(statistics.durations, run.number === job.run.number ? job.task_time : null);
-    errors.show(statistics.errors);
+    errors.show(statistics.errors, job.counts.failed);
   };
   const drawSoon = oncePerFrame(draw);
   const moved = (/** @type {Progress} */ now) => {

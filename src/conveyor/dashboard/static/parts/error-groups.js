@@ -70,7 +70,7 @@ export function errorGroups(jobId, changed) {
       card.hidden = found.items.length === 0;
       renew(title, `By host${ofRun}`);
       rows(found.items);
-      renew(note, precision(found));
+      renew(note, precision(found, ended));
     },
   };
 }
@@ -102,12 +102,13 @@ function samples(jobId, { samples: found }) {
   );
 }
 
-/** What is exact, and what is not. @param {ErrorGroups} found */
-function precision({ is_exact: isExact, at }) {
+/** What is exact, and what is not. @param {ErrorGroups} found @param {boolean} ended */
+function precision({ is_exact: isExact, at }, ended) {
   if (isExact) return "All counts are exact.";
   const when = at === null ? [] : [" Last collected ", moment(at), "."];
   return [
-    "Failed tasks of each error are exact. Hosts and retried attempts are collected by workers every few seconds; " +
+    `Failed tasks of each error are ${ended ? "exact" : "as they were counted some seconds ago"}. ` +
+    "Hosts and retried attempts are collected by workers every few seconds; " +
     "what a worker that died had not written is missing.",
     ...when,
   ];

@@ -3,12 +3,13 @@
 /** @import { ErrorCount } from "../shapes.js" */
 
 import { h, keyed, renew, svg } from "../dom.js";
-import { count } from "../format.js";
+import { count, number } from "../format.js";
 
 /** @param {(code: string) => void} pick called with the code of a clicked error */
 export function errorsList(pick) {
   const none = h("p", { class: "muted" }, "No task has failed.");
   const list = h("ul", { class: "errors" });
+  const rest = h("p", { class: "muted" });
   let most = 1;
   const rows = keyed(
     list,
@@ -33,12 +34,18 @@ export function errorsList(pick) {
     },
   );
   return {
-    node: h("div", {}, none, list),
-    /** @param {ErrorCount[]} errors */
-    show(errors) {
+    node: h("div", {}, none, list, rest),
+    /**
+     * @param {ErrorCount[]} errors as they were counted last
+     * @param {number} failed tasks by now
+     */
+    show(errors, failed) {
       most = errors[0]?.count ?? 1;
-      none.hidden = errors.length > 0;
+      const others = errors.reduce((left, each) => left - each.count, failed);
+      none.hidden = failed > 0 || errors.length > 0;
       rows(errors);
+      rest.hidden = others <= 0;
+      renew(rest, `${number(others, "failed task")} with other errors, or not counted by error yet.`);
     },
   };
 }
