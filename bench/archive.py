@@ -77,7 +77,11 @@ async def fill(count: int, data: str, place: str) -> dict[str, Any]:
 
 
 async def ours(count: int, data: str, archive: str, compression: str, place: str) -> dict[str, Any]:
+    from conveyor.cli.loop import freeze_loaded_objects
+
     async with _export(data, compression) as (system, export_id, role):
+        # As every command does that makes exports.
+        freeze_loaded_objects()
         meter = Meter()
         await _ready(system, export_id, role)
         spent = meter.stop()
