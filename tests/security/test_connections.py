@@ -1,13 +1,20 @@
 """More client connections than the server takes: it refuses them, and health checks are still answered."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
+
+from conveyor.api import protocol
 from conveyor.api.connection_limit import SPARE
+from conveyor.api.protocol import CappedProtocol
 from tests.support.api import Api, new_server, parsed
 
 LIMIT = 3
+# More than the system keeps for one connection.
+ANSWERS = 40
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -102,3 +109,83 @@ async def test_a_place_is_free_again() -> None:
                 if parsed(await asked(next_one, "/v1/jobs", api.key)).status == 200:
                     return
         raise AssertionError("the place was never free")
+
+
+@asynccontextmanager
+async def unread(api: Api) -> AsyncIterator[Connection]:
+    """A client that asks for a page of some size so often at once, without a key, and reads nothing by itself."""
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(small, api.address)
+    reader, writer = await asyncio.open_connection(sock=small)
+    try:
+        writer.write(b"GET /dashboard/app.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * ANSWERS)
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+Stuck = asyncio.Queue[CappedProtocol]
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Stuck:
+    """The server's side of each connection on which a response waits for its client."""
+    found: Stuck = asyncio.Queue()
+    pause_writing = CappedProtocol.pause_writing
+
+    def noted(self: CappedProtocol) -> None:
+        pause_writing(self)
+        found.put_nowait(self)
+
+    monkeypatch.setattr(CappedProtocol, "pause_writing", noted)
+    return found
+
+
+async def test_a_client_that_does_not_read_is_cut_off(stuck: Stuck) -> None:
+    async with new_server() as api, unread(api):
+        server_side = await stuck.get()
+        for _ in range(2):
+            assert not server_side.transport.is_closing()
+            server_side._look_at_reader()
+        assert server_side.transport.is_closing()
+        assert not server_side._writes.untaken
+
+
+async def test_so_is_one_whose_connection_is_closing(stuck: Stuck) -> None:
+    """A connection that closes waits for its client for as long as that is there."""
+    async with new_server() as api, unread(api):
+        server_side = await stuck.get()
+        server_side._close_connection()
+        server_side._look_at_reader()
+        assert server_side._writes.untaken
+        server_side._look_at_reader()
+        assert not server_side._writes.untaken
+
+
+async def test_one_that_reads_slowly_gets_all(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_BYTES", 1)
+    async with new_server() as api, unread(api) as (reader, writer):
+        server_side = await stuck.get()
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        received, seen = b"", 0
+        while piece := await reader.read(1 << 20):
+            received += piece
+            if (taken := server_side._writes.taken) > seen or not server_side._writes.untaken:
+                server_side._look_at_reader()
+                seen = taken
+        assert received.count(b"HTTP/1.1 200 OK") == ANSWERS + 1
+
+
+async def test_places_of_clients_that_do_not_read_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.2)
+    async with new_server(max_connections=LIMIT) as api, AsyncExitStack() as stack:
+        for _ in range(LIMIT):
+            await stack.enter_async_context(unread(api))
+        async with asyncio.timeout(30):
+            while True:
+                async with connected(api) as next_one:
+                    if parsed(await asked(next_one, "/v1/jobs", api.key)).status == 200:
+                        return

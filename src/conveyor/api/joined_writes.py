@@ -17,6 +17,17 @@ class JoinedWrites:
         self._loop = loop
         self._waiting: list[bytes] = []
         self._size = 0
+        self._written = 0
+
+    @property
+    def taken(self) -> int:
+        """How many bytes of responses have left this process."""
+        return self._written - self._transport.get_write_buffer_size()
+
+    @property
+    def untaken(self) -> int:
+        """How many bytes wait for the client to read."""
+        return self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
         if not self._waiting:
@@ -29,8 +40,9 @@ class JoinedWrites:
     def flush(self) -> None:
         """Write what waits."""
         if self._waiting:
-            waiting, self._waiting, self._size = self._waiting, [], 0
+            waiting, self._waiting, size, self._size = self._waiting, [], self._size, 0
             if not self._transport.is_closing():
+                self._written += size
                 self._transport.write(b"".join(waiting))
 
     def close(self) -> None:

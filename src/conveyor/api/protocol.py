@@ -27,6 +27,9 @@ MAX_HEADERS = 200
 HEAD_SECONDS = 20.0
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 1024 * 1024
+# A client takes all of a response that waits for it, or so many bytes, in so many seconds.
+UNREAD_SECONDS = 60.0
+UNREAD_BYTES = 60 * 1024
 
 _HEAD_END = b"\r\n\r\n"
 
@@ -53,6 +56,9 @@ class CappedProtocol(HttpToolsProtocol):
         self._discarded = 0
         # Runs while a head is expected, and while a body is discarded.
         self._timer: asyncio.TimerHandle | None = None
+        # Bytes of responses that the client has to have taken at the next look.
+        self._due = 0
+        self._looks: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -65,10 +71,13 @@ class CappedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._close_after(SPARE_HEAD_SECONDS if self._is_spare else HEAD_SECONDS)
+        self._look_at_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.open -= 1
         self._unset_timer()
+        if self._looks is not None:
+            self._looks.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -191,7 +200,8 @@ class CappedProtocol(HttpToolsProtocol):
             return
         # Between two requests, the cycle is that of the first, which has its response.
         if self._framing is None or not self.cycle.response_started:
-            self.transport.write(_refusal(error))
+            self._writes.write(_refusal(error))
+            self._writes.flush()
         elif not self.cycle.response_complete:
             self.cycle.keep_alive = False
             return
@@ -204,6 +214,15 @@ class CappedProtocol(HttpToolsProtocol):
 
     def _close_after(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._close_connection)
+
+    def _look_at_reader(self) -> None:
+        """Abort the connection if the client does not read: a response that waits keeps its memory and its place, also
+        when the connection is closing. Look again later."""
+        if self._writes.taken < self._due:
+            self.transport.abort()
+            return
+        self._due = self._writes.taken + min(self._writes.untaken, UNREAD_BYTES)
+        self._looks = self.loop.call_later(UNREAD_SECONDS, self._look_at_reader)
 
     def _unset_timer(self) -> None:
         if self._timer is not None:
