@@ -264,6 +264,17 @@ def test_errors_add_up_to_the_failed_tasks_while_a_job_runs(here: World, visit: 
     assert visit("#/jobs").evaluate(script) == [["No task has failed.", ""], ["http_50350"], ["http_50350", rest]]
 
 
+def test_tasks_are_listed_with_the_names_that_the_user_gave_them(here: World, visit: Open) -> None:
+    url = f"{here.site.url}/page/1"
+    tasks = [{"url": url, "id": "sku-1", "tag": "red"}, {"url": url, "tag": "<b>blue</b>"}, url]
+    job = here.submit(name="Named", tasks=tasks)
+    here.ended(job)
+    page = visit(f"#/jobs/{job}")
+    inputs = page.get_by_role("table", name="Tasks").locator("td[data-title=Input]")
+    expect(inputs).to_have_text([f"{url}sku-1 · red", f"{url}<b>blue</b>", url])
+    usable(page)
+
+
 def test_low_rates_are_shown_by_minute_and_hour(here: World, visit: Open) -> None:
     script = "import('/dashboard/format.js').then(({ rate }) => [0, 0.0001, 0.05, 0.1, 99.94, 1234].map(rate))"
     shown = visit("#/jobs").evaluate(script)

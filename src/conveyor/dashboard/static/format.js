@@ -105,3 +105,9 @@ export function input(input) {
   const url = input !== null && typeof input === "object" ? /** @type {any} */ (input).url : undefined;
   return typeof url === "string" ? url : JSON.stringify(input);
 }
+
+/** The user's own id and tag of a task of URLs, in one line. @param {unknown} input */
+export function labels(input) {
+  const { url, id, tag } = /** @type {any} */ (input ?? {});
+  return typeof url === "string" ? [id, tag].filter((each) => typeof each === "string").join(" · ") : "";
+}

@@ -5,7 +5,7 @@
 import { remember, stateOf } from "../address.js";
 import { get, Unreachable } from "../api.js";
 import { h, renew } from "../dom.js";
-import { count, duration, input, moment } from "../format.js";
+import { count, duration, input, labels, moment } from "../format.js";
 import { progressText } from "./progress.js";
 import { rerunTasks } from "./rerun.js";
 import { attempt, empty, words } from "./says.js";
@@ -271,7 +271,10 @@ function columns(jobId, kind, selected, select) {
     {
       title: "Input",
       look: "wide",
-      cell: (task) => h("a", { class: "clip", href: taskAddress(jobId, task) }, input(task.input)),
+      cell: (task) => [
+        h("a", { class: "clip", href: taskAddress(jobId, task) }, input(task.input)),
+        labels(task.input) && h("span", { class: "muted" }, labels(task.input)),
+      ],
       sort: (task) => input(task.input),
     },
     {
