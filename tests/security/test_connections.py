@@ -4,10 +4,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
-from conveyor.api import protocol
+from conveyor.api import connection_limit, protocol
 from conveyor.api.connection_limit import SPARE
 from conveyor.api.protocol import CappedProtocol
 from tests.support.api import Api, new_server, parsed
@@ -119,6 +120,8 @@ async def unread(api: Api) -> AsyncIterator[Connection]:
     small.setblocking(False)
     await asyncio.get_running_loop().sock_connect(small, api.address)
     reader, writer = await asyncio.open_connection(sock=small)
+    transport: Any = writer.transport
+    transport.pause_reading()
     try:
         writer.write(b"GET /dashboard/app.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * ANSWERS)
         yield reader, writer
@@ -170,6 +173,8 @@ async def test_one_that_reads_slowly_gets_all(stuck: Stuck, monkeypatch: pytest.
         server_side = await stuck.get()
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        transport: Any = writer.transport
+        transport.resume_reading()
         received, seen = b"", 0
         while piece := await reader.read(1 << 20):
             received += piece
@@ -189,3 +194,17 @@ async def test_places_of_clients_that_do_not_read_are_free_again(monkeypatch: py
                 async with connected(api) as next_one:
                     if parsed(await asked(next_one, "/v1/jobs", api.key)).status == 200:
                         return
+
+
+async def test_what_nobody_reads_has_a_limit(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with new_server() as api, AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(unread(api))
+        waiting = [await stuck.get() for _ in range(3)]
+        assert all(each.unread_bytes for each in waiting)
+        # Less than two of them have.
+        monkeypatch.setattr(connection_limit, "MAX_UNREAD_BYTES", 64 * 1024)
+        await stack.enter_async_context(unread(api))
+        assert await stuck.get() not in waiting
+        assert [bool(each.unread_bytes) for each in waiting].count(True) <= 1
+        assert (await api.get("/v1/jobs")).status == 200

@@ -78,7 +78,24 @@ class CappedProtocol(HttpToolsProtocol):
         self._unset_timer()
         if self._looks is not None:
             self._looks.cancel()
+        self._limit.end_waiting(self)
         super().connection_lost(exc)
+
+    @property
+    def unread_bytes(self) -> int:
+        count: int = self._writes.untaken
+        return count
+
+    def cut_off(self) -> None:
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit.begin_waiting(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._limit.end_waiting(self)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
