@@ -67,7 +67,9 @@ def run(setup: Setup) -> list[Figure]:
     alone, lists, copies, belts, embedded = [], [], [], [], []
     silent, woken = [], []
     # Beside the other scratch, not in it: Postgres runs as another user where this one is root.
-    server = Server(ROOT / ".cache" / "bench", SETTINGS)
+    beside = ROOT / ".cache" / "bench"
+    beside.mkdir(parents=True, exist_ok=True)
+    server = Server(beside, SETTINGS)
     try:
         where = {"url": server.url, "pid": server.pid}
         for _ in range(setup.repeat):

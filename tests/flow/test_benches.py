@@ -11,7 +11,7 @@ import pytest
 
 from bench import __main__ as benches
 from bench import aws, fleet, house, ingest, latency, pace, small
-from bench.child import Setup
+from bench.child import ROOT, Setup
 from bench.figures import table
 
 _ON_SERVERS = {"postgres", "aws", "small", "latency"}
@@ -46,6 +46,8 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "IDLE_JOBS", 2)
     monkeypatch.setattr(latency, "STARTS", 1)
     monkeypatch.setattr(fleet, "SIZES", ((10, 20), (10, 40), (10, 60)))
+    # A copy of the source may come without its history: the design of before is today's here.
+    monkeypatch.setattr(fleet, "_source_before", lambda scratch: ROOT / "src")
     for name in ("QUIET", "BUSY", "BUSY_SMALLEST", "QUIET_BEFORE", "BUSY_BEFORE"):
         monkeypatch.setattr(fleet, name, _MEASURED)
 
