@@ -27,7 +27,7 @@ MAX_HEADERS = 200
 HEAD_SECONDS = 20.0
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 1024 * 1024
-# A client takes all of a response that waits for it, or so many bytes, in so many seconds.
+# A client has to read all that waits for it, or at least UNREAD_BYTES, within UNREAD_SECONDS.
 UNREAD_SECONDS = 60.0
 UNREAD_BYTES = 60 * 1024
 

@@ -135,7 +135,7 @@ class PacedRefs(Generic[T]):
             self._only = self._pace_of(ref)[0]
 
     def set_slots(self, slots: int) -> None:
-        """The lane may run so many tasks at once now. If it keeps to its part, `set_width` says how many it runs."""
+        """Set how many tasks the lane may run at once. If it keeps to its part, `set_width` says how many it runs."""
         if slots == self.slots:
             return
         had_slots, self.slots = self.slots > 0, slots
@@ -152,7 +152,7 @@ class PacedRefs(Generic[T]):
                 self._ready[pace] = None
 
     def set_width(self, width: int) -> None:
-        """The lane runs so many tasks at once at most."""
+        """Set how many tasks the lane runs at once, at most."""
         self.width = width
         for pace in self._used | self._held.keys():
             pace.lanes.note_width(self)

@@ -24,7 +24,7 @@ _ASK_AGAIN = 5.0
 # Portions are for a worker with so many slots; one with fewer deals smaller ones, to as many runs at a time.
 _USUAL_SLOTS = 256
 
-# A full worker looks for further runs once one in so many of its slots is unused: a look for each would cost too much.
+# A full worker looks for further runs once one in four of its slots is unused: a look for each would cost too much.
 _ROOM = 4
 
 # The semaphore that all workers share if the fleet has a limit.
@@ -244,7 +244,7 @@ class SlotDealer:
 
     @property
     def has_room(self) -> bool:
-        """Whether so many slots are unused that the worker can take further runs, as of what was dealt and given up."""
+        """Whether enough slots are unused for the worker to take further runs, by what was dealt and released."""
         return self._slots - self._in_use >= max(1, self._slots // _ROOM)
 
     async def _count_slots(self, demands: Collection[Demand]) -> int:

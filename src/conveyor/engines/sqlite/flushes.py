@@ -28,7 +28,7 @@ _numbered_runs = msgspec.json.Decoder(list[tuple[RunId, TenantId, int, int]])
 _counts = msgspec.json.Decoder(list[tuple[int, int, int, int, int]])
 _run_ids = msgspec.json.Decoder(list[RunId])
 
-# So many ends of a run get a statement of their own, if not too many other tasks are between them.
+# The least number of finished tasks of a run that get a statement of their own, if few other tasks are between them.
 _FEW = 32
 _MOST_APART = 3
 _NO_PLACE = b" " * 18
